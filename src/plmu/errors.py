@@ -14,7 +14,14 @@ class DataError(RuntimeError):
     """Data is missing, incomplete or damaged. The message says what to do, in one line."""
 
     def __init__(self, message: str) -> None:
-        super().__init__("".join(letter if letter.isprintable() else " " for letter in message[:1000]))
+        super().__init__(printable(message[:1000]))
+
+
+def printable(text: str) -> str:
+    """Text with line breaks as spaces, and other letters that are not printed, such as escape, as in Python's repr."""
+    return "".join(
+        letter if letter.isprintable() else " " if letter.isspace() else repr(letter)[1:-1] for letter in text
+    )
 
 
 class FileFormatError(ValueError):

@@ -51,9 +51,10 @@ def test_duplicate_times(data: Any) -> None:
     twice = hours(count=10) + "2024-01-01 03:00,5\n"
     found = data(twice)
     assert found.pieces[0].values[3, 0] == 4
-    assert {"times: rows put into the order of time", "times: rows on the step of another: 1; averaged"} <= set(
-        found.notes
-    )
+    assert {
+        "times: rows put into the order of time",
+        "times: rows on the step of another: 1; averaged (--data.id names a column that tells series apart)",
+    } <= set(found.notes)
     assert data(twice, duplicates="first").pieces[0].values[3, 0] == 3
     assert data(twice, duplicates="last").pieces[0].values[3, 0] == 5
     with pytest.raises(DataError, match="several rows have the time 2024-01-01 03:00"):

@@ -122,9 +122,7 @@ class LineStream:
         self.past[before] = None
         return self.stream.steps > 0 and not self.ended
 
-    def _forecast(
-        self, sample: list[float], time: str | None, forecasts: Forecasts
-    ) -> Iterator[dict[str, Any] | None]:
+    def _forecast(self, sample: list[float], time: str | None, forecasts: Forecasts) -> Iterator[dict[str, Any] | None]:
         """The forecast after a sample, at the step of its time. None first where a sequence ends, since the time is
         long after that of the sample before.
 

@@ -48,8 +48,9 @@ class Damaged(DataError):
 
 
 @contextmanager
-def opened(path: Path, member: str | None = None) -> Iterator[IO[bytes]]:
-    """The unpacked bytes of a file; of a zip archive, those of the first file whose name ends like `member`."""
+def opened(path: Path, member: str | None = None, allowance: int = ALLOWANCE) -> Iterator[IO[bytes]]:
+    """The unpacked bytes of a file; of a zip archive, those of the first file whose name ends like `member`. It may
+    unpack to `allowance` bytes more than RATIO times its size."""
     try:
         packed = open(path, "rb")  # noqa: SIM115
     except OSError as error:
@@ -60,9 +61,9 @@ def opened(path: Path, member: str | None = None) -> Iterator[IO[bytes]]:
         if (make or start.startswith(_ZIP)) and not packed.seekable():
             raise DataError(f"{path} is a pipe of packed bytes: unpack them before, or give a file")
         if start.startswith(_ZIP):
-            pieces = _member_pieces(path, packed, member)
+            pieces = _member_pieces(path, packed, member, allowance)
         elif make:
-            pieces = _bounded(path, packed, _unpacked(packed, make))
+            pieces = _bounded(path, packed, _unpacked(packed, make), allowance)
         else:
             pieces = iter(lambda: packed.read1(PIECE), b"")
         with io.BufferedReader(_Stream(path, pieces), PIECE) as file:
@@ -206,12 +207,12 @@ class _Stream(io.RawIOBase):
         return size
 
 
-def _bounded(path: Path, packed: IO[bytes], pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Pieces, up to RATIO times the bytes read for them; of an archive, only the member's bytes count."""
+def _bounded(path: Path, packed: IO[bytes], pieces: Iterator[bytes], allowance: int) -> Iterator[bytes]:
+    """Pieces, up to RATIO times the bytes read for them and `allowance`; of an archive, only the member counts."""
     start, count = packed.tell(), 0
     for piece in pieces:
         count += len(piece)
-        if count > RATIO * (packed.tell() - start) + ALLOWANCE:
+        if count > RATIO * (packed.tell() - start) + allowance:
             reason = f"unpacks to more than {RATIO} times its size"
             raise DataError(f"{path} {reason}: it is not the data it should be, get it again")
         yield piece
@@ -236,7 +237,7 @@ def _unpacked(packed: IO[bytes], make: Callable[[], Any]) -> Iterator[bytes]:
             chunk = following.lstrip(b"\0")
 
 
-def _member_pieces(path: Path, packed: IO[bytes], member: str | None) -> Iterator[bytes]:
+def _member_pieces(path: Path, packed: IO[bytes], member: str | None, allowance: int) -> Iterator[bytes]:
     with zipfile.ZipFile(packed) as archive:
         for info in archive.infolist():
             if info.is_dir() or info.filename.startswith("__MACOSX") or not info.filename.endswith(member or ""):
@@ -244,6 +245,6 @@ def _member_pieces(path: Path, packed: IO[bytes], member: str | None) -> Iterato
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise DataError(f"{path}, {info.filename}: pack it with deflate, the usual method of zip")
             with archive.open(info) as file:
-                yield from _bounded(path, packed, iter(partial(file.read, PIECE), b""))
+                yield from _bounded(path, packed, iter(partial(file.read, PIECE), b""), allowance)
             return
     raise DataError(f"{path} has no {member or 'file'} in it")

@@ -1,15 +1,34 @@
-"""The files of tables in a folder, by their endings."""
+"""The files of tables in a folder, by their endings; and their names without these."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from plmu.data.files import unreadable
+from plmu.data.files import PACKINGS, unreadable
 from plmu.errors import DataError
 
 NUMPY, PARQUET = (".npy", ".npz"), (".parquet", ".pq")
 TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat", ".data")
-TABLE_SUFFIXES = (*NUMPY, *PARQUET, *TEXT)
+JSON, SHEETS = (".json", ".jsonl", ".ndjson"), (".xlsx", ".xls", ".ods")
+TABLE_SUFFIXES = (*NUMPY, *PARQUET, *TEXT, *JSON[1:], *SHEETS)  # in a folder a .json file describes others, as a rule
+
+
+def plain_name(path: Path) -> str:
+    """The name of a file without the ending of its packing.
+
+    >>> plain_name(Path("data/a.csv.gz"))
+    'a.csv'
+    """
+    return path.stem if path.suffix.lower() in (*PACKINGS[1:], ".zip") else path.name
+
+
+def stem(path: Path) -> str:
+    """The name of a file without the endings of its packing and its kind.
+
+    >>> stem(Path("data/a.csv.gz"))
+    'a'
+    """
+    return Path(plain_name(path)).stem
 
 
 def table_files(path: Path) -> list[Path]:
@@ -38,6 +57,11 @@ def nested_files(path: Path) -> list[Path]:
 
 def _tables_in(folder: Path) -> list[Path]:
     try:
-        return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in TABLE_SUFFIXES and entry.is_file())
+        return sorted(entry for entry in folder.iterdir() if _is_table(entry) and entry.is_file())
     except OSError as error:
         raise unreadable(error, folder) from None
+
+
+def _is_table(path: Path) -> bool:
+    suffixes = TABLE_SUFFIXES if plain_name(path) == path.name else (*TEXT, *JSON[1:])
+    return Path(plain_name(path)).suffix.lower() in suffixes

@@ -191,9 +191,7 @@ def program_of(model: Any, int8: bool = False) -> Program:
     return program
 
 
-def _metadata(
-    program: Program, extra: Mapping[str, Any] | None, to: str, int8: bool, fixed: bool
-) -> dict[str, str]:
+def _metadata(program: Program, extra: Mapping[str, Any] | None, to: str, int8: bool, fixed: bool) -> dict[str, str]:
     """The metadata of every format, as text or JSON: plmu's version, inputs, outputs, states, and `extra`."""
     states: list[dict[str, Any]] = [
         {

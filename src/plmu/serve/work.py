@@ -179,7 +179,7 @@ class Work:
             request.error = BadMessage(
                 f"the next sample of this session is at {forecasts.time_of(step)}, not at"
                 f" {forecasts.time_of(message.start or 0)}: send the samples between, or null with --missing hold; or"
-                " {\"reset\": true} first",
+                ' {"reset": true} first',
                 409,
             )
             return False

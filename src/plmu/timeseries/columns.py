@@ -1,22 +1,24 @@
-"""From tables to the rows of series: which columns are times, values and names of series; and their rows in the order
-of time, before they are put on a clock. `tables/dates.py` has the rules for times."""
+"""Which columns of tables are times, values, covariates and names of series. `tables/dates.py` has the rules for
+times."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import combinations
-from pathlib import Path
+from dataclasses import dataclass
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from plmu.clock import plain
 from plmu.errors import DataError
 from plmu.timeseries.reporting import shortened
-from plmu.timeseries.tables import Table, read_tables
-from plmu.timeseries.tables.cells import looks_like_date
-from plmu.timeseries.tables.dates import joined_name
+from plmu.timeseries.tables import Table
+from plmu.timeseries.tables.cells import MONTH, looks_like_date
+from plmu.timeseries.tables.date_words import plain as plain_words
+from plmu.timeseries.tables.dates import joined_name, surely_digits
 
 if TYPE_CHECKING:
     from plmu.timeseries.series import SeriesConfig
@@ -24,11 +26,30 @@ if TYPE_CHECKING:
 TIME_NAMES = frozenset(
     ("time", "date", "datetime", "timestamp", "ts", "t", "year", "month", "day", "ds", "epoch", "unix", "zeit", "datum")
 )
+_MORE_NAMES = ("yearmonth", "yearweek", "week", "quarter", "yyyymm", "zeitstempel", "fecha", "dt", "datetimeutc")
+# Columns that count parts of a day or week: they do not tell series apart.
+_PARTS = frozenset(
+    (
+        "hour",
+        "hr",
+        "minute",
+        "period",
+        "interval",
+        "slot",
+        "quarter",
+        "month",
+        "week",
+        "day",
+        "weekday",
+        "dayofweek",
+        "dow",
+    )
+)
 _HEAD = 1000  # values
 _FEW = 0.02  # share of rows that may still have the same time and name of a series
 _ROWS, _TRIED = 10, 8  # fewest rows of a series where several columns name it, and most columns that are combined
 Numbers = NDArray[np.float64]
-_MARKS = (-99.0, -999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0, 999999.0, -99.9, -999.9, -9999.9)
+_WHOLE = 0.5  # share of its steps that a series of a panel has, at least: else a column describes rows
 LARGEST = 1e15  # absolute value up to which sums of squares are finite in float32
 
 
@@ -59,7 +80,7 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
     """
     table, notes = tables[0], []
     names = tuple(table.names)
-    dated = [name for name in table.names if looks_like_date(name)]
+    dated = [name for name in table.names if looks_like_date(name)] or _named_times(table.names)
     if 2 * len(dated) > len(table.names) and not config.values:
         raise DataError(
             f"{table.path} has a column for each time ({', '.join(map(repr, dated[:2]))} …): write a row for each time,"
@@ -68,7 +89,7 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
     values, covariates = _listed(config.values, table), _listed(config.covariates, table)
     ids = _listed(() if config.id is None else (config.id,), table)
     for name in (config.time, *ids, *values, *covariates):
-        if name is not None:
+        if name:
             table.kind(name)  # raises unless there is such a column
     if len(set(values)) < len(values):
         raise DataError(f"--data.values names a column twice: {', '.join(values)}")
@@ -86,7 +107,9 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
         parts = ()
     if parts:
         notes.append(f"time: columns {', '.join(map(repr, parts))} are a time together")
-    time = joined_name(parts) if parts else config.time or _time(table, config, chosen)
+    time = joined_name(parts) if parts else config.time or (None if config.time == "" else _time(table, config, chosen))
+    if config.id is None and time is None:
+        _check_single(table, chosen)
     if config.id is None:
         ids = _ids(table, time, {time, *chosen, *parts}, config)
         if ids:
@@ -119,6 +142,14 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
     return Columns(time, values, series, tuple(notes), covariates, names)
 
 
+def _named_times(names: list[str]) -> list[str]:
+    """The columns that are called like the months of a year, or like years that follow one another."""
+    months = [name for name in names if re.fullmatch(MONTH, plain_words(name).strip()[:3]) and name.strip().isalpha()]
+    years = [name for name in names if re.fullmatch("(1[89]|20)[0-9]{2}", name)]
+    following = len(years) > 2 and all(int(b) - int(a) == 1 for a, b in pairwise(years))
+    return months if len(months) == 12 else years if following else []
+
+
 def _listed(names: tuple[str, ...], table: Table) -> tuple[str, ...]:
     """Names of columns, each on its own; "shop,item" is two unless a column is called so."""
     split = ([name] if name in table.names else [part.strip() for part in name.split(",")] for name in names)
@@ -130,19 +161,72 @@ def _few(names: Any) -> str:
 
 
 def _time(table: Table, config: SeriesConfig, chosen: set[str]) -> str | None:
-    """The first column of dates, preferably one named as in `TIME_NAMES`; else the first column of numbers so named, if
-    none is missing and not all are equal."""
+    """The column of times, by the rules in `tables/dates.py`; None if there is none.
+
+    Raises:
+        DataError: a column is meant as times and cannot be read.
+    """
     free = [name for name in table.names if name not in _listed((config.id or "",), table) and name not in chosen]
+    named = [name for name in free if _is_named_time(name)]
     dates = [name for name in free if table.kind(name) == "time"]
     if dates:
-        named = [name for name in dates if name.strip().lower() in TIME_NAMES]
-        return (named or dates)[0]
+        first = next((name for name in dates if name in named), dates[0])
+        return next((name for name in dates if name != first and _is_finer(table, name, first, config)), first)
+    several = len(free) + len(chosen) > 1
+    numbers = {name: _quiet(table, name) for name in free if table.kind(name) == "number" and several}
+    for name in sorted(numbers, key=lambda name: name not in named):
+        if surely_digits(numbers[name]):
+            return name
+    for name in named:
+        if name in numbers and not np.isnan(numbers[name]).any() and len(np.unique(numbers[name])) > 1:
+            return name
     for name in free:
-        if table.kind(name) == "number" and name.strip().lower() in TIME_NAMES and len(free) + len(chosen) > 1:
-            numbers = table.numbers(name, config.bad)
-            if not np.isnan(numbers).any() and len(np.unique(numbers)) > 1:
-                return name
+        if cell := table.unread_time(name, name in named):
+            raise DataError(
+                f"{cell} looks like a time and is not understood. Write times as 2024-01-31 or 2024-01-31 10:00+01:00,"
+                ' name another column with --data.time, or give --data.time "" to take rows as equally far apart'
+            )
     return None
+
+
+def _is_named_time(name: str) -> bool:
+    return "".join(letter for letter in name.lower() if letter not in " _-/.") in {*TIME_NAMES, *_MORE_NAMES}
+
+
+def _quiet(table: Table, name: str) -> Numbers:
+    """A column as numbers, text as missing, without adding notes."""
+    notes = list(table.notes)
+    values = table.numbers(name, "missing")
+    table.notes[:] = notes
+    return values
+
+
+def _is_finer(table: Table, name: str, other: str, config: SeriesConfig) -> bool:
+    """Whether a column of dates has the days of another, which has days alone, and times of day."""
+    notes = list(table.notes)
+    try:
+        times, days = (table.times(column, config.day_first, "missing") for column in (name, other))
+    except DataError:
+        return False
+    finally:
+        table.notes[:] = notes
+    return bool(
+        (days == days.astype("datetime64[D]")).all() and (times.astype("datetime64[D]") == days).all()
+    ) and bool((times != days).any())
+
+
+def _check_single(table: Table, chosen: set[str]) -> None:
+    """Raise DataError if a table without times seems to have several series, one below the other."""
+    for name in table.names:
+        is_id = table.kind(name) == "text" or name.strip().lower().endswith("id")
+        if name in chosen or not is_id:
+            continue
+        codes, labels = table.codes(name)
+        if 1 < len(labels) <= table.rows / _ROWS and int((np.diff(codes) != 0).sum()) == len(labels) - 1:
+            raise DataError(
+                f"{table.path}: column {name!r} seems to name {len(labels):,} series, one below the other, and there is"
+                f' no column of times. Give --data.id {name}, or --data.id "" if all rows are a single series'
+            )
 
 
 def _counts(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
@@ -169,9 +253,11 @@ def _ids(table: Table, time: str | None, taken: set[str | None], config: SeriesC
     if bool((times[1:] > times[:-1]).all()):
         return ()
     _, place = np.unique(times, return_inverse=True)
-    if rows - (int(place.max()) + 1) <= max(_FEW * rows, 1):
+    repeated = rows - (int(place.max()) + 1)
+    if repeated <= max(_FEW * rows, 1):
         return ()
     free = [name for name in table.names if name not in taken and table.kind(name) != "time"]
+    sparse: tuple[str, ...] = ()
     for names in _candidates(table, free, rows):
         joined = np.zeros(rows, dtype=np.int64)
         for name in names:
@@ -180,147 +266,46 @@ def _ids(table: Table, time: str | None, taken: set[str | None], config: SeriesC
         series, joined = np.unique(joined, return_inverse=True)
         most = rows / (2 if len(names) == 1 else _ROWS)
         if 1 < len(series) <= most and rows - len(np.unique(place * len(series) + joined)) <= _FEW * rows:
-            return names
+            if _completeness(plain(times), joined) >= _WHOLE:
+                return names
+            sparse = sparse or names
+    if 2 * repeated > rows and config.duplicates == "mean":
+        others = [name for name in table.names if name != time and table.kind(name) == "time"]
+        other = f", or another column of times with --data.time, such as {others[0]!r}" if others else ""
+        such = f", such as {','.join(sparse)!r}" if sparse else ""
+        raise DataError(
+            f"{table.path}: {repeated:,} of {rows:,} rows repeat a time in column {time!r}. Name the columns that tell"
+            f' series apart with --data.id{such}{other}; or give --data.id "" to average rows of the same time'
+        )
     return ()
+
+
+def _completeness(times: Numbers, series: NDArray[np.int64]) -> float:
+    """The share of steps between the first and last rows of series that have a row; a step is the median distance of
+    rows in a series."""
+    order = np.lexsort((times, series))
+    times, series = times[order], series[order]
+    starts = np.flatnonzero(np.append(True, series[1:] != series[:-1]))
+    steps = 0.0
+    for rows in np.split(times, starts[1:]):
+        apart = np.diff(rows)
+        apart = apart[apart > 0]
+        steps += 1 + (float(apart.sum() / np.median(apart)) if len(apart) else 0.0)
+    return len(times) / steps
 
 
 def _candidates(table: Table, free: list[str], rows: int) -> Iterator[tuple[str, ...]]:
     """Columns that may name series, likeliest first: each column of text; combinations of up to three columns of text
-    or of few different integers; last any column, since numbers are more likely measurements."""
+    or of few different integers; last any column of integers, since these are more likely measurements."""
     text = [name for name in free if table.kind(name) == "text"]
     yield from ((name,) for name in text)
-    integers = [name for name in free if name not in text and _integers(table.numbers(name, "missing"))]
+    numbers = [name for name in free if name not in text and name.strip().lower() not in _PARTS]
+    integers = [name for name in numbers if _integers(_quiet(table, name))]
     few = [name for name in (*text, *integers) if 1 < len(table.codes(name)[1]) <= rows / _ROWS][:_TRIED]
     for count in (1, 2, 3):
         yield from combinations(few, count)
-    yield from ((name,) for name in free)
+    yield from ((name,) for name in integers)
 
 
 def _integers(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
     return bool((values == np.floor(values))[~np.isnan(values)].all())
-
-
-@dataclass
-class RawSeries:
-    """The rows of one series as they are in the file, in the order of time."""
-
-    name: str
-    times: NDArray[Any] | None
-    values: Numbers  # (rows, values and covariates)
-
-
-def raw_series(
-    table: Table, columns: Columns, config: SeriesConfig, several: bool, zone: int | None
-) -> list[RawSeries]:
-    """The series of one file, in the order of time; the table's notes say what was changed.
-
-    Args:
-        table: the file.
-        columns: its columns of times, values, covariates and names of series.
-        config: how to read them.
-        several: whether there are other files, so that series are named by their file, too.
-        zone: minutes east of Greenwich, in which times that have a time zone are returned.
-
-    Raises:
-        DataError: a value is too large to compute with.
-    """
-    numbers = {name: table.numbers(name, config.bad, name in columns.covariates) for name in columns.read}
-    values = np.stack(list(numbers.values()), axis=1)
-    if config.absent:
-        marked = np.isin(values, config.absent)
-        values[marked] = np.nan
-        table.notes.append(
-            f"{int(marked.sum()):,} values taken as missing: {', '.join(f'{x:g}' for x in config.absent)}"
-        )
-    for name, column in zip(numbers, values.T, strict=True):
-        table.notes += _marks(name, column)
-    if np.fmax.reduce(values, axis=None) > LARGEST or np.fmin.reduce(values, axis=None) < -LARGEST:
-        large = np.flatnonzero((np.abs(values) > LARGEST).any(axis=1))
-        place = int((np.abs(values[large[0]]) > LARGEST).argmax())
-        fault = f"{values[large[0], place]:g} is too large to compute with: divide the column"
-        raise DataError(f"{table.place(int(large[0]), columns.read[place])}: {fault}")
-    times = None
-    if columns.time is not None:
-        times = table.times(columns.time, config.day_first, config.bad)
-        if zone and table.zone(columns.time) is not None:
-            times = times + np.timedelta64(zone, "m")
-    name = table.path.stem if several else ""
-    if columns.id is None:
-        return [_sorted(table, name, times, values)]
-    codes, labels = table.codes(columns.id)
-    order = np.argsort(codes, kind="stable")
-    ends = np.searchsorted(codes[order], np.arange(1, len(labels) + 1))
-    return [
-        _sorted(table, f"{name}/{label}" if name else label, None if times is None else times[rows], values[rows])
-        for label, rows in zip(labels, np.split(order, ends[:-1]), strict=True)
-    ]
-
-
-def _marks(name: str, values: Numbers) -> list[str]:
-    """Notes on numbers such as -999 that may stand for missing values: they repeat, and are far from all others."""
-    notes = []
-    for mark in _MARKS:
-        same = values == mark
-        if np.count_nonzero(same) < 2:
-            continue
-        others = values[~same & ~np.isnan(values)]
-        low, high = (others.min(), others.max()) if len(others) else (mark, mark)
-        if max(low - mark, mark - high) > high - low > 0:
-            notes.append(
-                f"column {name!r}: {mark:g} comes {int(same.sum()):,} times and is far from all others: if it stands"
-                f" for a missing value, give --data.absent {mark:g}"
-            )
-    return notes
-
-
-def _sorted(table: Table, name: str, times: NDArray[Any] | None, values: Numbers) -> RawSeries:
-    """A series in the order of time, without rows that have no time, and notes of both."""
-    if times is None:
-        return RawSeries(name, None, values)
-    absent = np.isnat(times) if np.issubdtype(times.dtype, np.datetime64) else np.isnan(times)
-    if absent.any():
-        table.notes.append(f"times: {int(absent.sum()):,} rows without one left out")
-        times, values = times[~absent], values[~absent]
-    if len(times) > 1 and (times[1:] < times[:-1]).any():
-        order = np.argsort(times, kind="stable")
-        times, values = times[order], values[order]
-        table.notes.append("times: rows put into the order of time")
-    return RawSeries(name, times, values)
-
-
-def rows_of(values: Numbers) -> int:
-    """The number of rows up to the last one with a value."""
-    measured = np.asarray(~np.isnan(values).all(axis=1))
-    return len(measured) - int(measured[::-1].argmax()) if measured.any() else 0
-
-
-def read_future(path: Path, columns: Columns, config: SeriesConfig, zone: int | None) -> dict[str, RawSeries]:
-    """The rows of --data.future, by the name of their series; under "" if the file does not name series, for all."""
-    tables = read_tables(path, config.header)
-    for table in tables:
-        table.join_again(columns.time, columns.id)
-    alone = len(tables) == 1 and columns.id not in tables[0].names
-    plain = replace(columns, values=(), id=None if alone else columns.id)
-    plans = [plan for table in tables for plan in raw_series(table, plain, config, len(tables) > 1, zone)]
-    return {plan.name: plan for plan in plans}
-
-
-def with_future(series: RawSeries, future: dict[str, RawSeries]) -> RawSeries:
-    """A series followed by the later rows of `future`, which have covariates alone, instead of its own such rows."""
-    ahead = future.get(series.name, future.get(""))
-    if ahead is None:
-        return series
-    channels = series.values.shape[1] - ahead.values.shape[1]
-    last = rows_of(series.values[:, :channels])
-    if not last:
-        return series
-    times, values = None, ahead.values
-    if series.times is not None and ahead.times is not None:
-        if series.times.dtype != ahead.times.dtype:
-            raise DataError("the times of --data.future are not written as those of --data.file")
-        later = ahead.times > series.times[last - 1]
-        times, values = np.concatenate([series.times[:last], ahead.times[later]]), values[later]
-    empty = np.full((len(values), channels), np.nan)
-    return RawSeries(
-        series.name, times, np.concatenate([series.values[:last], np.concatenate([empty, values], axis=1)])
-    )

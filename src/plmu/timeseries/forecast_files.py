@@ -110,7 +110,11 @@ def write_report(
         "mse": {name: errors.mse for name, errors in scores.errors.items()},
         "mae": {name: errors.mae for name, errors in scores.errors.items()},
         "mae in own units": {
-            name: dict(zip(settings.values, values, strict=True)) for name, values in in_units.items()
+            name: {
+                column: None if np.isnan(value) else value
+                for column, value in zip(settings.values, values, strict=True)
+            }
+            for name, values in in_units.items()
         },
         "mse by step ahead": {name: errors.by_step() for name, errors in scores.errors.items()},
         "inside interval": dict(zip(map(str, scores.levels), scores.coverage, strict=True)),
@@ -123,10 +127,21 @@ def write_report(
     header = ["", "mse", "mae", *(f"mse of {steps} steps" for steps in shorter)]
     header += [f"mae of {shortened(name)}" for name in settings.values]
     rows = [
-        [name, *(f"{value:.4g}" for value in (errors.mse, errors.mae, *map(errors.until, shorter), *in_units[name]))]
+        [
+            name,
+            *(
+                "–" if np.isnan(value) else f"{value:.4g}"
+                for value in (errors.mse, errors.mae, *map(errors.until, shorter), *in_units[name])
+            ),
+        ]
         for name, errors in scores.errors.items()
     ]
     lines += text_table(header, rows)
+    unmeasured = [name for name, value in zip(settings.values, in_units["model"], strict=True) if np.isnan(value)]
+    if unmeasured:
+        lines.append(
+            f"nothing to score in {', '.join(map(shortened, unmeasured))}: no value was measured in the test rows"
+        )
     for level, share in zip(scores.levels, scores.coverage, strict=True):
         lines.append(f"{100 * level:g} % intervals held {100 * share:.1f} % of the measured values")
     if folds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from plmu.timeseries.columns import LARGEST, Columns
 from plmu.timeseries.series import Numbers, Piece, SeriesData
 
 Array = Numbers
+_IDS = frozenset(("id", "ids", "unique_id", "series_id", "item_id", "store_id"))
 _REGULAR = 0.01  # share of rows that may be missing in a calendar
 
 
@@ -87,9 +89,9 @@ def data_of(tables: Sequence[SeriesTable], covariates: Sequence[str | int], star
 
 
 def clock_of(table: SeriesTable) -> Clock:
-    """The clock of a series. Without times, or with times that do not increase, the clock counts rows."""
+    """The clock of a series; without times it counts rows."""
     times = table.times
-    if times is None or len(times) < 2 or not np.median(np.diff(times.astype(np.int64))) > 0:
+    if times is None or len(times) < 2:
         return Clock()
     return replace(find_clock([times]), first=float(times[0].astype(np.int64)))
 
@@ -227,7 +229,7 @@ def numbers(X: Any, name: str) -> Numbers:
     if hasattr(X, "detach"):
         X = X.detach().cpu()
     try:
-        array = np.asarray(X)
+        array = np.ma.filled(X.astype(np.float64), np.nan) if np.ma.is_masked(X) else np.asarray(X)
     except ValueError:
         raise ValueError(f"{name} must be an array; give series of unequal length as a list of arrays") from None
     if np.iscomplexobj(array):
@@ -241,11 +243,21 @@ def numbers(X: Any, name: str) -> Numbers:
 def _from_frame(frame: Any, library: str, name: str) -> SeriesTable:
     """The series of a frame of pandas or polars. Its times are the index, or else the first column of dates; other
     columns of dates are left out, and all others must hold numbers."""
+    repeated = [column for column, count in Counter(frame.columns).items() if count > 1]
+    if repeated:
+        raise ValueError(f"{name} has several columns {repeated[0]!r}: give each column a name of its own")
     times = None
+    if library == "pandas" and str(frame.index.dtype).startswith("period"):
+        frame = frame.set_axis(frame.index.to_timestamp())
     if library == "pandas" and str(frame.index.dtype).startswith("datetime64"):
         times = frame.index
     index, columns = times is not None, []
     for column in list(frame.columns):
+        if str(column).lower() in _IDS and "int" in str(frame[column].dtype).lower():
+            raise ValueError(
+                f"column {column!r} of {name} seems to name series and is no measurement: leave it out, and give"
+                " several series as a list of frames"
+            )
         kind = str(frame[column].dtype)
         if kind.lower().startswith("date"):
             times = frame[column] if times is None else times
@@ -256,7 +268,24 @@ def _from_frame(frame: Any, library: str, name: str) -> SeriesTable:
     arrays = [numbers(frame[column].to_numpy(), f"column {column!r} of {name}") for column in columns]
     names = tuple(str(column) for column in columns)
     form = Form(False, library, names, names, None if times is None else times[:0], index)
-    return SeriesTable(np.stack(arrays, axis=1), form, None if times is None else _stamps(times))
+    return SeriesTable(np.stack(arrays, axis=1), form, None if times is None else _increasing(_stamps(times), name))
+
+
+def _increasing(times: NDArray[Any], name: str) -> NDArray[Any]:
+    """The times of a frame; ValueError unless each row is later than the row before."""
+    missing = np.isnat(times)
+    if missing.any():
+        raise ValueError(f"{name} has no time in row {int(missing.argmax())}: leave such rows out")
+    wrong = np.flatnonzero(times[1:] <= times[:-1])
+    if not len(wrong):
+        return times
+    row = int(wrong[0]) + 1
+    if times[row] == times[row - 1]:
+        raise ValueError(
+            f"{name} has the time {times[row]} in rows {row - 1} and {row}: give several series as a list of frames,"
+            " and in each a row for each time"
+        )
+    raise ValueError(f"{name} has the time {times[row]} in row {row}, before that of row {row - 1}: sort it by time")
 
 
 def _stamps(column: Any) -> NDArray[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plmu.data.files import DataConfig
-from plmu.data.table_files import TABLE_SUFFIXES
+from plmu.data.table_files import TABLE_SUFFIXES, plain_name, stem
 from plmu.errors import DataError
 from plmu.timeseries.base import warn_of_column
 from plmu.timeseries.frames import Array
@@ -73,6 +73,8 @@ def like_measurements(labels: Iterable[Any]) -> str:
 
 def checked_labels(y: Any, series: int) -> NDArray[Any]:
     """Labels as an array (series,); a column (series, 1) gives a warning, any other shape ValueError."""
+    if np.ma.is_masked(y):
+        raise ValueError("y is masked in places: leave out the series without a label")
     labels = np.asarray(y)
     if labels.ndim == 2 and labels.shape[1] == 1:
         warn_of_column()
@@ -159,13 +161,14 @@ def labels_from_table(names: Sequence[str], path: Path, header: bool | None) -> 
         label = label_text(cell)
         if label is None:
             continue
-        stem = name[: -len(Path(name).suffix)] if Path(name).suffix.lower() in TABLE_SUFFIXES else name
-        for key in {name, stem}:
+        is_file = Path(plain_name(Path(name))).suffix.lower() in TABLE_SUFFIXES
+        without = (Path(name).parent / stem(Path(name))).as_posix() if is_file else name
+        for key in {name, without}:
             first = labels.setdefault(key, label)
             if first != label:
                 place = table.place(row, label_column)
                 raise DataError(f"{place}: series {name} has the labels {first!r} and {label!r}")
-        labels_without_folder.setdefault(Path(stem).name, set()).add(label)
+        labels_without_folder.setdefault(Path(without).name, set()).add(label)
     chosen: list[str | None] = []
     for name in names:
         candidates = {labels[name]} if name in labels else labels_without_folder.get(Path(name).name, set())
@@ -181,7 +184,8 @@ class LabelledConfig(DataConfig):
     """Which series to read, where their labels are, and how gaps are filled."""
 
     file: Path | None = None
-    """CSV, Parquet, NumPy (.npz with X and y), .ts or .arff file, or a folder with a sub-folder for each class."""
+    """CSV, Parquet, JSON, Excel, NumPy (.npz with X and y), .ts or .arff file, or a folder with a sub-folder for each
+    class."""
     test_file: Path | None = None
     """File or folder to test on. Default: the fraction --data.test of each class of --data.file."""
     labels: Path | None = None
@@ -189,7 +193,8 @@ class LabelledConfig(DataConfig):
     label: str | None = None
     """Column of labels. Default: detected by its name."""
     id: str | None = None
-    """Column that names the series of a row, where a series has many rows. Default: detected by its name."""
+    """Column that names the series of a row, where a series has many rows; "" where each row is a series. Default:
+    detected by its name."""
     time: str | None = None
     """Column of times, by which the rows of a series are put in order. Default: detected by its name."""
     values: tuple[str, ...] = ()

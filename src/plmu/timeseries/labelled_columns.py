@@ -21,6 +21,7 @@ LABELS = ("label", "class", "category", "activity", "gesture", "labels", "classe
 IDS = ("id", "series", "series_id", "sample", "sample_id", "case", "case_id", "recording", "recording_id", "name")
 TIMES = (*sorted(TIME_NAMES), "sample", "step", "index", "frame")
 ROW_NUMBERS = ("index", "unnamed: 0", "row", "row_number", "no", "nr", "#")
+_MIN_SHOWN, _FEWEST_ROWS, _MOST_CHANNELS = 20, 3, 9  # where a column shows by its cells that it names series
 _MIN_COUNTED_ROWS = 10  # in fewer rows, measurements may grow by 1 by chance
 
 
@@ -45,15 +46,19 @@ def find_format(table: Table, config: LabelledConfig) -> Format:
     """
     names = tuple(table.names)
     for name in (config.label, config.id, config.time, *config.values):
-        if name is not None:
+        if name:
             table.kind(name)  # raises unless there is such a column
     taken = {config.label, config.id, config.time, *config.values}
     candidates = [name for name in table.names if name.strip().lower() in LABELS and table.kind(name) == "number"]
     measured = {name for name in candidates if not _are_integers(_silent_numbers(table, name))}
     label = config.label or named(table, LABELS, taken | measured)
-    id_column = config.id or named(table, IDS, taken | {label} | _ids_across_labels(table, label))
+    id_column = config.id or None
+    if config.id is None:
+        id_column = named(table, IDS, taken | {label} | _ids_across_labels(table, label))
     time = config.time or named(table, TIMES, taken | {label, id_column})
     long = id_column is not None and _has_many_rows(table, id_column, time, taken | {label})
+    if config.id is None and not long:
+        _check_each_row(table, label, time, taken | {id_column})
     if label is None and config.labels is None and not long:
         label = _unnamed_label(table, taken | {id_column})
     values = config.values
@@ -119,6 +124,31 @@ def _has_many_rows(table: Table, id_column: str, time: str | None, taken: set[st
         )
         return False
     return True
+
+
+def _check_each_row(table: Table, label: str | None, time: str | None, taken: set[str | None]) -> None:
+    """Raise DataError if a column seems to name series of several rows, in a table that has no column with such a name:
+    each of its cells comes several times, with the same label, and where there are times each time once."""
+    free = [name for name in table.names if name not in taken | {label, time} and table.kind(name) != "time"]
+    numbers = {name: _silent_numbers(table, name) for name in free if table.kind(name) == "number"}
+    if table.rows < _MIN_SHOWN or (time is None and (label is None or len(numbers) > _MOST_CHANNELS)):
+        return
+    labels = np.zeros(table.rows, dtype=np.int64) if label is None else table.codes(label)[0]
+    times = np.zeros(table.rows, dtype=np.int64) if time is None else table.codes(time)[0]
+    for name in free:
+        if name in numbers and not _are_integers(numbers[name]):
+            continue
+        codes, names = table.codes(name)
+        series = len(names)
+        if not int(labels.max()) + 1 < series <= table.rows / _FEWEST_ROWS:
+            continue
+        labelled = len(np.unique(codes * (labels.max() + 1) + labels)) == series
+        timed = time is None or len(np.unique(codes * (times.max() + 1) + times)) == table.rows
+        if labelled and timed:
+            raise DataError(
+                f"{table.path}: column {name!r} seems to name {series:,} series of several rows each. Give --data.id"
+                f' {name}, or --data.id "" if each row is a series of its own'
+            )
 
 
 def _numbers_rows(table: Table, name: str) -> bool:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.data.table_files import nested_files
-from plmu.errors import DataError
+from plmu.data.table_files import nested_files, stem
+from plmu.errors import DataError, printable
 from plmu.timeseries.frames import Array
 from plmu.timeseries.labelled import LabelledConfig, LabelledData, label_text, labels_from_table, like_measurements
 from plmu.timeseries.labelled_columns import IDS, LABELS, TIMES, Format, find_format, like_format, named
@@ -201,7 +201,7 @@ class _Reader:
                 self.format = Format("files", time=time, values=values, names=tuple(table.names))
                 self.notes += table.notes[:1]
             label = file.parent.name if file.parent != self.path else None
-            self.add(file.stem if label is None else f"{label}/{file.stem}", rows, label, file)
+            self.add(stem(file) if label is None else f"{label}/{stem(file)}", rows, label, file)
             if len(self.notes) < _MAX_NOTES:
                 self.notes += [f"{file.name}: {note}" for note in table.notes[1:]]
         self.notes.append(f"one series a file; channels: {', '.join(self.format.values[:6])}")
@@ -278,6 +278,7 @@ class _Reader:
         steps = f"{min(lengths):,}" if min(lengths) == max(lengths) else f"{min(lengths):,} to {max(lengths):,}"
         plural = "s" * (data.channels > 1)
         data.notes.append(f"series: {len(lengths):,} of {steps} steps, {data.channels} channel{plural}")
+        data.notes[:] = map(printable, data.notes)
         return data
 
 

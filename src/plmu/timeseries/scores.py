@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from plmu.errors import DataError
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
 from plmu.runs.intervals import Intervals as StoredIntervals
@@ -47,7 +48,9 @@ class Intervals(StoredIntervals):
         low, high = [], []
         for level in self.levels:
             # The ⌈(n + 1) q⌉-th smallest of n errors, and as far from the largest; 9.000…1 is 9.
-            rank = ((count + 1).double() * (1 + level) / 2 - 1e-9).ceil().long().clamp(min=1).minimum(count.clamp(min=1)) - 1
+            rank = ((count + 1).double() * (1 + level) / 2 - 1e-9).ceil().long().clamp(min=1).minimum(
+                count.clamp(min=1)
+            ) - 1
             # Where all errors have one sign, the interval still holds the forecast.
             high.append(ordered.gather(0, rank[None])[0].clamp(min=0))
             low.append(ordered.gather(0, (count - 1 - rank).clamp(min=0)[None])[0].clamp(max=0))
@@ -110,8 +113,8 @@ class Errors:
         return means
 
     def by_channel(self, scale: Tensor) -> list[float]:
-        """The mean absolute error of each channel, in its own units."""
-        means: list[float] = (scale * self.absolute.sum(1) / self.count.sum(1).clamp(min=1)).tolist()
+        """The mean absolute error of each channel, in its own units; NaN where nothing was measured."""
+        means: list[float] = (scale * self.absolute.sum(1) / self.count.sum(1)).tolist()
         return means
 
     def until(self, horizon: int) -> float:
@@ -242,7 +245,9 @@ def score(
                     for place in range(len(levels)):
                         within = (relative >= intervals.low[place]) & (relative <= intervals.high[place])
                         inside[place] += (within & counted).sum()
-    total = next(iter(sums.values())).count.sum().clamp(min=1)
+    total = next(iter(sums.values())).count.sum()
+    if not total:
+        raise DataError("the rows that are scored have no measured value: there is nothing to compare forecasts with")
     return Scores(sums, len(origins), levels, (inside / total).tolist())
 
 

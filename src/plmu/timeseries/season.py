@@ -12,7 +12,11 @@ _ROWS = 2**15  # rows of a series that are considered
 _STEPS = (1, 8)  # steps over which changes are taken
 _CANDIDATES = 8  # periods that are compared, for each of these steps
 _CLEAR = 0.05  # share of the changes that a season must explain
+_NEARLY = 0.1  # share by which a shorter period may explain less
 _REPEATS = 4  # periods that a series must have
+_SERIES = 64  # series that are considered
+_PARTS = (2, 3, 5, 7)  # into which the best period is divided
+_NEAR = 0.05  # of a period: the best of such neighbours is taken
 CALENDARS = {"day": (7, 365.2425), "weekday": (5, 260.8875), "week": (1, 52.1775)}  # rows of a week and of a year
 _HARMONICS = 3  # of the profile of a year
 _YEARS = 2  # years of rows that it takes
@@ -20,42 +24,76 @@ _DRIFT = 2e-3  # largest relative difference of the length of a pattern from an 
 
 
 def period(series: Sequence[Tensor]) -> int:
-    """The seasonal period, in steps, that explains most of the changes of series (channels, time); 0 for none.
+    """The seasonal period, in steps, that explains most of the changes of series (channels, time); 0 for none. Of
+    several that explain nearly as much it is the shortest, so it is no multiple of the true one.
 
-    Candidates are the lags of peaks of the autocorrelation, and halves and thirds of them. The pattern of each is
-    measured on the first half of the longest series and compared on the second.
+    Candidates are the lags of peaks of the autocorrelation, over all series, and their parts; and parts and neighbours
+    of the best of these. The pattern of each is measured on the first half of each series and compared on its second.
     """
-    longest = max(series, key=lambda rows: rows.shape[1])[:, -_ROWS:].double()
-    half = longest.shape[1] // 2
-    period, best = 0, 1.0 - _CLEAR
-    peaks = {steps for apart in _STEPS for steps in _peaks(longest, apart)}
-    for steps in sorted({steps // part for steps in peaks for part in (1, 2, 3) if steps >= 2 * part}):
-        shape = pattern([longest[:, :half]], steps).double()
-        phase = torch.arange(half, longest.shape[1]) % steps
-        share = _unexplained(longest[:, half:], shape[phase].mT)
-        if share < best:
-            period, best = steps, share
-    return period
+    sample = _sample(series)
+    peaks = {lag for apart in _STEPS for lag in _peaks(sample, apart)}
+    candidates = {lag // part for lag in peaks for part in (1, 2, 3) if lag >= 2 * part}
+    explained: dict[int, float] = {}
+    best, most = 0, _CLEAR
+    while candidates - explained.keys():
+        explained |= {steps: _explained(sample, steps) for steps in candidates - explained.keys()}
+        best = max(explained, key=explained.__getitem__)
+        most = explained[best]
+        candidates = {best - 1, best + 1, *(best // part for part in _PARTS if best % part == 0)} - {0, 1}
+        candidates = candidates if most > _CLEAR else set()
+    if most <= _CLEAR or not best:
+        return 0
+    shortest = min(steps for steps, share in explained.items() if share > max(_CLEAR, (1 - _NEARLY) * most))
+    near = [steps for steps in explained if abs(steps - shortest) <= _NEAR * shortest]
+    return max(near, key=explained.__getitem__)
 
 
-def _peaks(values: Tensor, apart: int) -> list[int]:
-    """The lags of the highest peaks of the autocorrelation of changes over `apart` steps."""
-    time = values.shape[1] - apart
-    reach = min(_LONGEST, time // _REPEATS)
-    if reach < 3:
+def _sample(series: Sequence[Tensor]) -> list[Tensor]:
+    """Series that are considered, evenly spread over all: at most `_SERIES`, of each at most the last `_ROWS` rows."""
+    places = [round(place) for place in torch.linspace(0, len(series) - 1, min(len(series), _SERIES)).tolist()]
+    rows = max(_ROWS // len(places), _LONGEST * _REPEATS)
+    return [series[place][:, -rows:].double() for place in places]
+
+
+def _peaks(series: Sequence[Tensor], apart: int) -> list[int]:
+    """The lags of the highest peaks of the autocorrelation of changes over `apart` steps; each series counts for the
+    lags that it has `_REPEATS` times, by its rows."""
+    total, weight = torch.zeros(_LONGEST + 1, dtype=torch.float64), torch.zeros(_LONGEST + 1, dtype=torch.float64)
+    for values in series:
+        time = values.shape[1] - apart
+        reach = min(_LONGEST, time // _REPEATS)
+        if reach < 3:
+            continue
+        changes = values[:, apart:] - values[:, :-apart]
+        changes = changes - changes.mean(1, keepdim=True)
+        size = 1 << (2 * time - 1).bit_length()
+        correlation = torch.fft.irfft(torch.fft.rfft(changes, size).abs().square(), size)[:, : reach + 1]
+        moving = correlation[:, 0] > 0
+        if bool(moving.any()):
+            total[: reach + 1] += time * (correlation[moving] / correlation[moving, :1]).mean(0)
+            weight[: reach + 1] += time
+    mean = total[weight > 0] / weight[weight > 0]
+    if len(mean) < 4:
         return []
-    changes = values[:, apart:] - values[:, :-apart]
-    changes = changes - changes.mean(1, keepdim=True)
-    size = 1 << (2 * time - 1).bit_length()
-    correlation = torch.fft.irfft(torch.fft.rfft(changes, size).abs().square(), size)[:, : reach + 1]
-    moving = correlation[:, 0] > 0
-    if not bool(moving.any()):
-        return []
-    mean = (correlation[moving] / correlation[moving, :1]).mean(0)
     inner = mean[2:-1]
     peaks = torch.where((inner >= mean[1:-2]) & (inner > mean[3:]), inner, 0.0)
     highest = peaks.topk(min(_CANDIDATES, len(peaks))).indices
     return [2 + int(lag) for lag in highest if peaks[lag] > 0]
+
+
+def _explained(series: Sequence[Tensor], steps: int) -> float:
+    """The share of the changes in the second halves of series that the patterns of their first halves explain, by
+    their rows; those with fewer than `_REPEATS` periods do not count."""
+    share, rows = 0.0, 0
+    for values in series:
+        half = values.shape[1] // 2
+        if values.shape[1] < _REPEATS * steps:
+            continue
+        shape = pattern([values[:, :half]], steps).double()
+        phase = torch.arange(half, values.shape[1]) % steps
+        share += values.shape[1] * (1 - _unexplained(values[:, half:], shape[phase].mT))
+        rows += values.shape[1]
+    return share / max(rows, 1)
 
 
 def _unexplained(values: Tensor, pattern: Tensor) -> float:

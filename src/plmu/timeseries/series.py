@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 
 from plmu.clock import DAY, Clock, Steps
 from plmu.data.files import DataConfig
-from plmu.errors import DataError
+from plmu.errors import DataError, printable
 from plmu.timeseries.clock import find_clock
-from plmu.timeseries.columns import Columns, RawSeries, find_columns, raw_series, read_future, rows_of, with_future
-from plmu.timeseries.columns import Numbers as Numbers
+from plmu.timeseries.columns import Columns, find_columns
 from plmu.timeseries.reader_options import configured
+from plmu.timeseries.table_rows import Numbers as Numbers
+from plmu.timeseries.table_rows import RawSeries, raw_series, read_future, rows_of, with_future, without_late
 from plmu.timeseries.tables import Table, read_tables
 
 _NOTES = 20  # largest number of notes on files after the first
+_OFF = 0.05  # share of times off the grid, above which rows without values may be what is off
 _BROKEN = 0.1  # share of rows before a long gap, above which the times cannot be meant as a grid
 
 
@@ -29,16 +31,16 @@ class SeriesConfig(DataConfig):
     """Which series, and how gaps are treated."""
 
     file: Path | None = None
-    """CSV, Parquet or NumPy file of yours, or a folder of them with a series each."""
+    """CSV, Parquet, NumPy, JSON or Excel file of yours, or a folder of them with a series each."""
     time: str | None = None
-    """Column of times. Default: detected. Without one, rows are equally far apart."""
+    """Column of times, "" for none. Default: detected. Without one, rows are equally far apart."""
     values: tuple[str, ...] = ()
     """Columns to forecast. Default: all columns of numbers that vary."""
     covariates: tuple[str, ...] = ()
     """Columns that are known ahead, such as holidays or planned prices: they help to forecast, and are not forecast."""
     id: str | None = None
-    """Column that names the series of a row, where a file holds several; or columns, with commas. Default: detected
-    where times repeat."""
+    """Column that names the series of a row, where a file holds several; or columns, with commas; "" for a single
+    series. Default: detected where times repeat."""
     step: str | None = None
     """Time between rows, such as 15min, 1h, 1d or 1mo; rows of one step are averaged. Default: detected."""
     missing: Literal["hold", "linear", "split", "raise"] = "hold"
@@ -171,17 +173,22 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
     if future is not None:
         ahead = read_future(future, columns, config, zone)
         raw = [with_future(series, ahead) for series in raw]
+    late: list[str] = []
+    if like is None and not config.values:
+        columns, raw, late = without_late(columns, raw)
     notes = list(dict.fromkeys(tables[0].notes))
     if len(tables) > 1:
         notes.append(f"{len(tables)} files, each a series named by its file")
     notes += [f"{table.path.name}: {note}" for table in tables[1:] for note in dict.fromkeys(table.notes[1:])][:_NOTES]
-    notes += columns.notes
+    notes += [*columns.notes, *late, *(_ended(columns, raw, config) if like is None else [])]
     times = [series.times for series in raw if series.times is not None and len(series.times)]
     if like is not None:
         clock = like[1]
         _note_other_rate(clock, times, notes)
     else:
-        clock = find_clock(times, config.step) if times and config.irregular != "rows" else Clock()
+        clock = Clock()
+        if times and config.irregular != "rows":
+            clock, raw, times = _clock_of(times, raw, config)
         if columns.time is not None and clock.kind != "rows":
             day_first = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
             clock = replace(clock, day_first=day_first, zone=zone)
@@ -196,7 +203,43 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
     if len({series.name for series in raw}) > 1:
         by = f"column {columns.id!r}" if columns.id else "file"
         data.notes.append(f"series: {len({series.name for series in raw}):,}, by {by}")
+    data.notes[:] = map(printable, data.notes)
     return data
+
+
+def _clock_of(
+    times: list[NDArray[Any]], raw: list[RawSeries], config: SeriesConfig
+) -> tuple[Clock, list[RawSeries], list[NDArray[Any]]]:
+    """The clock of the times; or, where these are off its grid, that of the rows that have values, and these alone: a
+    table of months may have empty rows for events."""
+    clock = find_clock(times, config.step)
+    measured = [~np.isnan(series.values).all(axis=1) for series in raw]
+    if config.step is None and any(clock.off_grid(stamps) > _OFF for stamps in times):
+        filled = [
+            replace(series, times=None if series.times is None else series.times[rows], values=series.values[rows])
+            for series, rows in zip(raw, measured, strict=True)
+        ]
+        few = [series.times for series in filled if series.times is not None and len(series.times)]
+        other = find_clock(few)
+        if few and max(map(other.off_grid, few)) <= _OFF:
+            return other, filled, few
+    return clock, raw, times
+
+
+def _ended(columns: Columns, raw: list[RawSeries], config: SeriesConfig) -> list[str]:
+    """Notes on columns that end long before the others, whose last values are held."""
+    ended: Counter[str] = Counter()
+    for series in raw:
+        measured = ~np.isnan(series.values[:, : len(columns.values)])
+        rows = rows_of(series.values[:, : len(columns.values)])
+        for name, there in zip(columns.values, measured.T, strict=True):
+            last = rows - int(there[:rows][::-1].argmax()) if there.any() else rows
+            if rows - last > config.longest_gap and config.missing != "split":
+                ended[name] = max(ended[name], rows - last)
+    return [
+        f"column {name!r} has no values in the last {count:,} rows, where its last value is held and not scored"
+        for name, count in ended.items()
+    ]
 
 
 def _check_alone(table: Table, time: str | None, id: str | None, config: SeriesConfig) -> None:
@@ -370,9 +413,10 @@ def _counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool
     """What was done with gaps and duplicates, in words; `scored` says that errors will be measured on these rows."""
     how = "joined linearly" if config.missing == "linear" else "filled with the last value"
     merged = "averaged" if config.duplicates == "mean" else f"the {config.duplicates} is taken"
+    hint = " (--data.id names a column that tells series apart)" if scored and config.id is None else ""
     longest = 0 if config.missing == "split" else config.longest_gap
     words = {
-        "merged": "times: rows on the step of another: {}; " + merged,
+        "merged": "times: rows on the step of another: {}; " + merged + hint,
         "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}" + (", and not scored" if scored else ""),
         "covariates": f"gaps: {{}} steps lack a covariate; {how}",
         "gaps": "gaps: {} steps lack a value; the series are split there",

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from plmu.timeseries.tables.date_words import plain
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -17,19 +19,29 @@ FLAGS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
 DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
-_NAMES = r"(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[A-Za-z]{0,6}"  # months
+MONTH = "(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)"  # months, as `date_words.plain` writes them
 _DATE = re.compile(
     r"""\s*(
     \d{4}[-/.]\d{1,2}([-/.]\d{1,2})? | \d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01]) (?=$|T|\s)
     | \d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}) | \d{1,2}/\d{4}
-    | (\w{3},?\s+)?\d{1,2}[-.\s]\s?NAME[-\s,]+\d{2,4} | (\w{3},?\s+)?NAME\.?\s+(\d{1,2},?\s+)?\d{4}
-    | NAME[-/](\d{4}|\d{2}) | \d{4}[-\s]?[Qq][1-4] | [Qq][1-4][-/\s]?\d{4} | \d{4}-?W\d{2}
+    | \d{1,2}[-.\s]\s?NAME[-\s,]+\d{2,4} | NAME\s+(\d{1,2},?\s+)?\d{4} | NAME-\d{1,2}-\d{4}
+    | NAME[-/](\d{4}|\d{2}) | \d{4}[-\s/]?NAME
+    | \d{4}[-\s]?[QqHhSsMm]\d{1,2} | [Qq][1-4][-/\s]?\d{4} | \d{4}[-\s]?[Ww]\d{1,2}
     )([T\s,]\s*\d{1,2}(:\d{2}){0,2}([.,]\d+)?\s*([AaPp][Mm])?\s*(Z|UTC|[+-]\d{2}(:?\d{2})?)?)?\s*""".replace(
-        "NAME", _NAMES
+        "NAME", MONTH
     ),
     re.VERBOSE,
 )
 _NUMBER_LIKE = re.compile(r"\s*\d{8}\s*|\s*\d{4}\.\d{1,2}\s*")  # also dates, but more likely numbers
+# What people mean as a time, though it may be none that is read: three numbers of a date, a clock, the name of a month
+# beside a number, or a year with a letter and a number.
+_TIME_LIKE = re.compile(
+    r"""\s*(\w{2,10}[,.]?\s+)?(\d{4}([-/.\s])\d{1,2}\3\d{1,2} | \d{1,2}([-/.\s])\d{1,2}\4\d{4})\b.*
+    | \s*(.*\D)?\d{1,2}:\d{2}(:\d{2})?(\D.*)? | .*\bNAME\b.*\d.* | .*\d\s*NAME\b.*
+    | \s*(1[89]|20)\d{2}\s*[-/]?\s*[^\W\d]{1,2}\s*\d{1,2}\s* | \s*[^\W\d]{1,2}\s*\d{1,2}[-/\s]*(1[89]|20)\d{2}\s*
+    """.replace("NAME", MONTH),
+    re.VERBOSE,
+)
 _HEAD = 200  # cells from which the unit is detected
 
 
@@ -57,7 +69,14 @@ def is_number(cell: str, decimal_comma: bool = False) -> bool:
 
 def looks_like_date(cell: str) -> bool:
     """Whether a cell is a date, also with a time of day, and not more likely a number, as 20240131 and 2024.05 are."""
-    return bool(_DATE.fullmatch(cell)) and not _NUMBER_LIKE.fullmatch(cell)
+    if _DATE.fullmatch(cell):
+        return not _NUMBER_LIKE.fullmatch(cell)
+    return bool(_DATE.fullmatch(plain(cell)))
+
+
+def looks_like_time(cell: str) -> bool:
+    """Whether a cell is meant as a date or time, also if it is none that can be read."""
+    return bool(_TIME_LIKE.fullmatch(plain(cell)) or _DATE.fullmatch(plain(cell)))
 
 
 def count_dates(cells: Iterable[str]) -> int:
@@ -87,11 +106,22 @@ def as_numbers(column: pl.Series) -> tuple[pl.Series, pl.Series, str]:
     """
     cells = without_marks(column).str.replace("^\u2212", "-")  # a minus sign instead of a hyphen
     numbers, wrong, note = _numbers_without_units(cells)
+    if wrong.any() and _has_bookkeeping(cells):
+        signed = cells.str.replace(_IN_PARENTHESES, "-${1}${2}").str.replace(r"^(.*\d)\s?-$", "-${1}")
+        numbers, wrong, note = as_numbers(signed)
+        sign_note = "numbers in parentheses or before a minus sign are negative"
+        return numbers, wrong, f"{note}, and {sign_note}" if note else sign_note
     if wrong.any() and (unit := _unit(cells)):
         numbers, wrong, note = _numbers_without_units(_remove_unit(cells, unit))
         unit_note = f"the unit {unit} is left out"
         return numbers, wrong, f"{note}, and {unit_note}" if note else unit_note
     return numbers, wrong, note
+
+
+def _has_bookkeeping(cells: pl.Series) -> bool:
+    """Whether some numbers, but not all, are negative as bookkeepers write them: (1,234) or 1,234-."""
+    negative = (cells.str.contains(_IN_PARENTHESES) | cells.str.contains(r"^[$€£¥\d].*\d\s?-$")).fill_null(False)
+    return bool(negative.any()) and bool((~negative & cells.str.contains(r"\d").fill_null(False)).any())
 
 
 def _unit(cells: pl.Series) -> str | None:
@@ -118,8 +148,8 @@ def _numbers_without_units(cells: pl.Series) -> tuple[pl.Series, pl.Series, str]
     import polars as pl
 
     best: tuple[pl.Series, pl.Series, str] | None = None
-    for note, plain in _NOTATIONS.items():
-        numbers = plain(cells).cast(pl.Float64, strict=False)
+    for note, rewritten in _NOTATIONS.items():
+        numbers = rewritten(cells).cast(pl.Float64, strict=False)
         wrong = numbers.is_null() & cells.is_not_null()
         if best is None or int(wrong.sum()) < int(best[1].sum()):
             best = numbers, wrong, note
@@ -129,6 +159,7 @@ def _numbers_without_units(cells: pl.Series) -> tuple[pl.Series, pl.Series, str]
     return best
 
 
+_IN_PARENTHESES = r"^([$€£¥]?)\s*\(\s*([$€£¥]?[\d.,'\s]*\d\s*%?)\s*\)$"
 _WITH_UNIT = r"^[+-]?(?P<before>[$€£¥])?\s*[+-]?[\d.,'\s\u{a0}\u{202f}]*\d\s*(?P<after>[^\d\s.,'+-][^\d]{0,11})?$"
 
 

@@ -4,11 +4,13 @@ How the column of times of a table is found, in this order:
 
 1. A column has dates if the file stores dates (Parquet, NumPy), or if more than half of its first cells look like dates
    (`cells.looks_like_date`). 20240131 and 2024.05 do not: they are more likely numbers (`Table.kind`).
-2. A single column of dates and a single column of times of day are joined; without any dates, columns of numbers called
-   year, month, day … are (`time_parts`).
-3. Of several columns of dates, one with a name such as "time" (`columns.TIME_NAMES`) comes first, else the leftmost.
-4. Without any, it is the first column of numbers with such a name, if none is missing and not all are equal
-   (`columns._time`). Its numbers are dates if all of them are like 20240131 (`from_digits`), else plain numbers.
+2. A single column of dates and a single column of times of day, or of numbers called hour, are joined; without any
+   dates, columns of numbers called year, month, day … are (`time_parts`).
+3. Of several columns of dates, one with a name such as "time" (`columns.TIME_NAMES`) comes first, else the leftmost;
+   but not one with days alone where another has the same days and times of day (`columns._time`).
+4. Without any, it is the first column of numbers like 20240131, or else the first with such a name, if none is missing
+   and not all are equal. Its numbers are dates if all are like 20240131 (`from_digits`), else plain numbers.
+5. Without any, a column of text that looks like times is an error.
 
 Tables of labelled series go by names alone (`labelled_columns.TIMES`).
 """
@@ -25,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plmu.timeseries.tables.cells import present, without_marks
+from plmu.timeseries.tables.date_words import ZONES, plain_column
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,20 +36,25 @@ _YEAR_FIRST = ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d")
 _POINTS = ("%d.%m.%Y", "%d.%m.%y")
 _DAY_FIRST = ("%d/%m/%Y", "%d-%m-%Y", "%d/%m/%y", "%d-%m-%y")
 _MONTH_FIRST = ("%m/%d/%Y", "%m-%d-%Y", "%m/%d/%y", "%m-%d-%y")
-_WORDS = ("%d %B %Y", "%d-%B-%Y", "%d. %B %Y", "%B %d, %Y", "%B %d %Y", "%d-%B-%y", "%a %B %d %Y", "%a, %d %B %Y")
-_MONTHS = ("%Y-%m", "%Y/%m", "%B %Y", "%m/%Y", "%B-%y", "%B-%Y", "%B/%y", "%B/%Y")  # read as their first day
-_QUARTERS = "quarter="  # 2024Q1, 2024-Q1, Q1 2024 or Q1/2024, read as their first day
-_WEEKS = "week="  # 2024-W05 or 2024W05, read as their Monday
-_QUARTER = r"(?i)^(?:(?P<first>\d{4})[-\s]?Q(?P<a>[1-4])|Q(?P<b>[1-4])[-/\s]?(?P<second>\d{4}))$"
+_WORDS = ("%d %B %Y", "%d-%B-%Y", "%d. %B %Y", "%B %d, %Y", "%B %d %Y", "%B-%d-%Y", "%d-%B-%y")
+# Months are read as their first day.
+_MONTHS = ("%Y-%m", "%Y/%m", "%B %Y", "%m/%Y", "%B-%y", "%B-%Y", "%B/%y", "%B/%Y", "%Y %B", "%Y-%B", "%Y/%B", "%Y%B")
+_WEEKS = "week="  # 2024-W05, 2024 W05 or 2024W05, read as their Monday
+# Parts of a year, read as their first day: 2024Q1, 2024-Q1, Q1 2024 or Q1/2024; 2024M01; 2024H1 or 2024S1.
+_PERIODS = {"Q": (4, 3), "M": (12, 1), "[HS]": (2, 6)}  # how many there are in a year, and months of each
 _CLOCKS = (" %H:%M:%S", "T%H:%M:%S", " %H:%M", "T%H:%M", " %H:%M:%S%.f", "T%H:%M:%S%.f")
 _TIMES = ("", *_CLOCKS, " %I:%M:%S %p", " %I:%M %p", ", %H:%M")
 _ZONES = ("%#z", "Z", " %#z", " UTC")
 _COMPARED, _HEAD = 10_000, 64  # cells that are examined
-_ZONE = r"\d:\d{2}[\d.,:]*\s*(Z|UTC|[+-]\d{2}(?::?\d{2})?)\s*$"  # databases write +02
+_ZONE = rf"\d:\d{{2}}[\d.,:]*\s*({'|'.join(ZONES)}|[+-]\d{{2}}(?::?\d{{2}})?)\s*$"  # databases write +02
 _MIDNIGHT = r"(\d[T\s]\s*)24:00(?::00)?"
 _PARTS = r"^\s*(\d{1,2})[/-](\d{1,2})[/-]\d{2,4}"
+_HOURS = ("hour", "hours", "hr", "heure", "stunde", "hora", "uur")
+_RANGES = {"year": (1000, 2999), "quarter": (1, 4), "month": (1, 12), "week": (1, 53), "day": (1, 31)}
+_RANGES |= {"hour": (0, 24), "minute": (0, 59)}
 _UNITS = ("year", "month", "day", "hour", "minute")
 _TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?\s*([AaPp][Mm])?\s*")
+_DIGITS, _FEWEST = (6, 8, 10, 12, 14), 3  # digits of a date that is a number; dates that make a column of them
 _EXAMINED = 200  # cells that are examined for parts of times
 
 
@@ -86,6 +94,8 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
             midnight = column.str.contains(_MIDNIGHT).fill_null(False)
             times, wrong, notes = parse(column.str.replace(_MIDNIGHT, "${1}00:00"), day_first)
             return times.zip_with(~midnight, times.dt.offset_by("1d")), wrong, notes
+        if not (words := plain_column(cells)).equals(cells):
+            return parse(column.scatter(unread, words), day_first)
         if day_first is None:
             try:
                 day_first, notes = _detect_order(cells)
@@ -94,7 +104,7 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
         ambiguous = _DAY_FIRST + _MONTH_FIRST if day_first is None else (_DAY_FIRST if day_first else _MONTH_FIRST)
         formats += [f"{date}{time}" for date, time in product(ambiguous + _WORDS, _TIMES)]
         formats += [f"{date}{time}{zone}" for date, time, zone in product(_YEAR_FIRST[:2], _CLOCKS, _ZONES)]
-        formats += [*(f"{month}=" for month in _MONTHS), _QUARTERS, _WEEKS]
+        formats += [*(f"{month}=" for month in _MONTHS), *(f"{letter}=" for letter in _PERIODS), _WEEKS]
         unread, cells = unread.filter(cells.is_not_null()), cells.drop_nulls()
         first = _most_frequent(cells, formats)
         for form in [first, *formats] if first else []:
@@ -127,9 +137,9 @@ def zone(column: pl.Series) -> int | None:
 
 
 def _minutes(zone: str) -> int:
-    """The minutes east of Greenwich of "Z", "UTC", "+02", "+0200" or "+02:00"."""
-    if zone in ("Z", "UTC"):
-        return 0
+    """The minutes east of Greenwich of "Z", "CET", "+02", "+0200" or "+02:00"."""
+    if zone in ZONES:
+        return ZONES[zone]
     digits = zone[1:].replace(":", "")
     return (1 if zone[0] == "+" else -1) * (60 * int(digits[:2]) + int(digits[2:] or 0))
 
@@ -145,22 +155,43 @@ def order(column: pl.Series) -> bool | None:
 
 
 def from_digits(values: NDArray[np.float64]) -> NDArray[Any] | None:
-    """Dates written as numbers such as 20240131; None if one of the numbers is not a date."""
+    """Dates written as numbers: 202401, 20240131, and with hours, minutes and seconds 2024013123, 202401312359 and
+    20240131235959; None unless all numbers are dates with equally many digits."""
     present = ~np.isnan(values)
     numbers = values[present]
-    if not len(numbers) or numbers.min() < 1e7 or numbers.max() >= 3e7 or (numbers != np.floor(numbers)).any():
+    if not len(numbers) or numbers.min() < 1e5 or numbers.max() >= 3e13 or (numbers != np.floor(numbers)).any():
         return None
     digits = numbers.astype(np.int64)
-    year, month, day = digits // 10_000, digits // 100 % 100, digits % 100
-    if not ((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)).all():
+    count = len(str(digits.min()))
+    if count not in _DIGITS or len(str(digits.max())) != count:
+        return None
+    first, last = (1000, 2999) if count == 8 else (1900, 2099)
+    digits = digits * 10 ** (14 - count) + (10**6 if count == 6 else 0)  # a month is its first day
+    month, day, hour, minute, second = (digits // 10**place % 100 for place in (8, 6, 4, 2, 0))
+    year = digits // 10**10
+    bounds = ((year, first, last), (month, 1, 12), (day, 1, 31), (hour, 0, 23), (minute, 0, 59), (second, 0, 59))
+    if any(part.min() < low or part.max() > high for part, low, high in bounds):
         return None
     months = (12 * (year - 1970) + month - 1).astype("datetime64[M]")
     days = months.astype("datetime64[D]") + (day - 1)
     if (days.astype("datetime64[M]") != months).any():
         return None
     dates = np.full(len(values), np.datetime64("NaT"), dtype="datetime64[us]")
-    dates[present] = days
+    seconds = (3600 * hour + 60 * minute + second).astype("timedelta64[s]")
+    dates[present] = days.astype("datetime64[us]") + seconds
     return dates
+
+
+def surely_digits(values: NDArray[np.float64]) -> bool:
+    """Whether numbers are dates such as 20240131 though nothing else says so: none is missing, not all are equal, and
+    months such as 202401 follow one another at equal distances."""
+    if len(values) < _FEWEST or np.isnan(values).any() or (dates := from_digits(values)) is None:
+        return False
+    different = np.unique(dates)
+    if values[0] >= 1e6:
+        return len(different) > 1
+    months = np.diff(different.astype("datetime64[M]").astype(np.int64))
+    return len(different) >= _FEWEST and bool((months == months[0]).all())
 
 
 def _most_frequent(column: pl.Series, formats: list[str]) -> str | None:
@@ -173,10 +204,10 @@ def _most_frequent(column: pl.Series, formats: list[str]) -> str | None:
 
 def _read_format(cells: pl.Series, form: str) -> pl.Series:
     """The times of cells in one format; null for other cells, and for years outside 1000 to 2999."""
-    if form == _QUARTERS:
-        cells, form = _first_days(cells), "%Y-%m-%d"
+    if (letter := form.removesuffix("=")) in _PERIODS:
+        cells, form = _first_days(cells, letter), "%Y-%m-%d"
     elif form == _WEEKS:
-        cells, form = cells.str.replace("W", "-W").str.replace("--W", "-W") + "-1", "%G-W%V-%u"
+        cells, form = cells.str.replace(r"(?i)^(\d{4})[-\s]?W(\d{1,2})$", "${1}-W${2}") + "-1", "%G-W%V-%u"
     elif form.endswith("="):  # a month
         cells, form = cells + " 1", f"{form[:-1]} %d"
     if form.endswith("UTC"):
@@ -192,14 +223,16 @@ def _read_format(cells: pl.Series, form: str) -> pl.Series:
     return times.set((year < 1000) | (year > 2999), None) if len(times) else times
 
 
-def _first_days(cells: pl.Series) -> pl.Series:
-    """The first days of quarters as text; null for other cells."""
+def _first_days(cells: pl.Series, letter: str) -> pl.Series:
+    """The first days of quarters, months or halves of a year as text; null for other cells."""
     import polars as pl
 
-    parts = cells.str.extract_groups(_QUARTER).struct.unnest()
-    year, quarter = parts["first"].fill_null(parts["second"]), parts["a"].fill_null(parts["b"])
-    months = (3 * quarter.cast(pl.Int64, strict=False) - 2).cast(pl.String).str.zfill(2)
-    return year + "-" + months + "-01"
+    count, months = _PERIODS[letter]
+    year_first, number_first = rf"(?i)^(\d{{4}})[-\s]?{letter}(\d{{1,2}})$", rf"(?i)^{letter}(\d)[-/\s]?(\d{{4}})$"
+    year = cells.str.extract(year_first, 1).fill_null(cells.str.extract(number_first, 2))
+    number = cells.str.extract(year_first, 2).fill_null(cells.str.extract(number_first, 1)).cast(pl.Int64, strict=False)
+    number = number.set(((number < 1) | (number > count)).fill_null(False), None)
+    return year + "-" + (months * number - months + 1).cast(pl.String).str.zfill(2) + "-01"
 
 
 def _detect_order(cells: pl.Series) -> tuple[bool | None, list[str]]:
@@ -242,9 +275,19 @@ def time_parts(columns: dict[str, pl.Series], dates: Sequence[str]) -> tuple[str
 
     if dates:
         clocks = [name for name in columns if cells(name) and all(map(_TIME_OF_DAY.fullmatch, cells(name)))]
-        complete = any(":" in cell for name in dates for cell in cells(name)) or columns[dates[0]].dtype != pl.String
+        if not clocks:
+            hours = (name for name in columns if name.strip().lower() in _HOURS and columns[name].dtype == pl.Float64)
+            clocks = [name for name in hours if _is_within(columns[name], "hour") and columns[name].n_unique() > 1]
+        complete = any(":" in cell for name in dates for cell in cells(name))
+        stored = columns[dates[0]]
+        if stored.dtype != pl.String:
+            complete = bool((stored.dt.truncate("1d") != stored).any())
         return () if complete or len(dates) != 1 or len(clocks) != 1 else (dates[0], clocks[0])
     by_unit = {name.strip().lower(): name for name in columns if columns[name].dtype == pl.Float64}
+    for unit in ("quarter", "week"):  # 2024 and 1 are 2024Q1
+        if {"year", unit} <= by_unit.keys() and not {"month", "day"} & by_unit.keys():
+            pair = by_unit["year"], by_unit[unit]
+            return pair if _is_within(columns[pair[0]], "year") and _is_within(columns[pair[1]], unit) else ()
     parts = []
     for unit in _UNITS:
         if unit not in by_unit or not _is_within(columns[by_unit[unit]], unit):
@@ -257,9 +300,15 @@ def joined(columns: Sequence[pl.Series]) -> pl.Series:
     """The text of times whose parts are in these columns; null where a part is missing."""
     import polars as pl
 
-    if columns[0].dtype == pl.String:
-        return columns[0] + " " + columns[1]
+    if columns[0].dtype != pl.Float64:
+        day, clock = columns
+        day = day if day.dtype == pl.String else day.dt.to_string("%Y-%m-%d")
+        if clock.dtype == pl.Float64:
+            clock = clock.fill_nan(None).cast(pl.Int64).cast(pl.String).str.zfill(2) + ":00"
+        return day + " " + clock
     year, month, *rest = (column.fill_nan(None).cast(pl.Int64).cast(pl.String) for column in columns)
+    if (letter := {"quarter": "Q", "week": "W"}.get(columns[1].name.strip().lower())) is not None:
+        return year + letter + month
     times = year + "-" + month
     for separator, column in zip("- :", rest, strict=False):
         times = times + separator + column
@@ -286,8 +335,10 @@ def split_time(name: str, fields: Mapping[str, str]) -> str | None:
     parts = _joined_names(name, fields)
     if len(parts) < 2:
         return None
-    numeric = all(re.fullmatch(r"\s*\d+(\.0*)?\s*", fields[part]) for part in parts)
-    times = joined([pl.Series([float(fields[part]) if numeric else fields[part]]) for part in parts])
+    first, *rest = (bool(re.fullmatch(r"\s*\d+(\.0*)?\s*", fields[part])) for part in parts)
+    kinds = [first and all(rest), *rest]
+    pairs = zip(parts, kinds, strict=True)
+    times = joined([pl.Series(part, [float(fields[part]) if numeric else fields[part]]) for part, numeric in pairs])
     return str(times[0])
 
 
@@ -303,6 +354,6 @@ def _joined_names(name: str, candidates: Iterable[str]) -> list[str]:
 
 def _is_within(column: pl.Series, unit: str) -> bool:
     """Whether all values of a column are integers in the range of a unit of time."""
-    low, high = {"year": (1000, 2999), "month": (1, 12), "day": (1, 31), "hour": (0, 23), "minute": (0, 59)}[unit]
+    low, high = _RANGES[unit]
     values = column.fill_nan(None).drop_nulls()
     return len(values) > 0 and bool(values.is_between(low, high).all()) and bool((values == values.round(0)).all())

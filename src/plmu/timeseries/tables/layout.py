@@ -5,15 +5,18 @@ from __future__ import annotations
 import codecs
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from plmu.data.files import unreadable
 from plmu.errors import DataError
 from plmu.timeseries.tables.cells import (
     DECIMAL_COMMA,
     DECIMAL_POINT,
+    FLAGS,
     all_numbers,
     count_dates,
     count_values,
@@ -25,7 +28,7 @@ SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
 LINES = 200  # lines that are examined
 SAMPLE = 2**20  # bytes, and more if they hold fewer than two lines
 LONGEST = 2**28  # bytes of two lines at most
-_COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, zip, bzip2, xz, Zstandard
+HEADERS = 4  # lines that may name columns, at most
 
 
 @dataclass(frozen=True)
@@ -42,19 +45,18 @@ class Layout:
     returns: bool = False  # whether lines end in "\\r" alone
 
 
-def find_layout(path: Path, header: bool | None = None) -> Layout:
+def find_layout(path: Path, open_file: Callable[[], AbstractContextManager[IO[bytes]]], header: bool | None) -> Layout:
     """Detect the layout of a CSV file.
 
     Args:
-        path: the file.
+        path: the file, for messages.
+        open_file: opens its bytes, unpacked.
         header: whether its first line names the columns; None detects it.
 
     Raises:
         DataError: the file is not text, or has no rows.
     """
-    start, whole = _start(path)
-    if start.startswith(_COMPRESSED):
-        raise DataError(f"{path} is compressed: unpack it first")
+    start, whole = _start(path, open_file)
     encoding, notes = _encoding(start)
     text = start.decode(encoding, errors="replace").removeprefix("\ufeff")
     if "\0" in text:
@@ -83,14 +85,22 @@ def find_layout(path: Path, header: bool | None = None) -> Layout:
     header = _has_header(rows, decimal_comma) if header is None else header
     width = len(rows[0])
     names = unique_names(rows[0]) if header else tuple(f"column {number}" for number in range(1, width + 1))
+    more = _more_headers(rows, decimal_comma) if header else 0
+    if more and len({cell for cell in map(str.strip, rows[0]) if cell}) < sum(bool(cell.strip()) for cell in rows[0]):
+        names = unique_names(_joined(rows[: more + 1]))
+        notes.append(f"{more + 1} lines name the columns together")
+    elif more:
+        shown = ", ".join(cell.strip() for cell in rows[1] if cell.strip())
+        notes.append(f"{more} line{'s' * (more > 1)} under the header left out, as units: {shown[:40]!r}")
     if separator != ",":
         notes.append(f"{SEPARATORS.get(separator, 'spaces')} between fields")
     if decimal_comma:
         notes.append("decimal commas")
     if not header:
         notes.append("no header: columns are named by their places")
-    sample = tuple(tuple(row) for row in rows[header:])
-    return Layout(encoding, separator, decimal_comma, names, comments + header, sample, tuple(notes), returns)
+    sample = tuple(tuple(row) for row in rows[header + more :])
+    skipped = comments + _height(lines, separator, header + more)
+    return Layout(encoding, separator, decimal_comma, names, skipped, sample, tuple(notes), returns)
 
 
 def split(lines: Sequence[str], separator: str) -> list[list[str]]:
@@ -103,10 +113,10 @@ def split(lines: Sequence[str], separator: str) -> list[list[str]]:
         return [line.split(separator) for line in lines]
 
 
-def _start(path: Path) -> tuple[bytes, bool]:
+def _start(path: Path, open_file: Callable[[], AbstractContextManager[IO[bytes]]]) -> tuple[bytes, bool]:
     """The first bytes of a file, with at least two lines, and whether this is the whole file."""
     try:
-        with open(path, "rb") as file:
+        with open_file() as file:
             start = file.read(SAMPLE)
             while start.count(b"\n") < 2 and len(start) < LONGEST:
                 chunk = file.read(len(start))
@@ -182,6 +192,8 @@ def _has_header(rows: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
     above_values = False
     for column, cell in enumerate(first):
         below = present([row[column] for row in body if column < len(row)])
+        if below and any(map(str.isalpha, cell)) and not looks_like_date(cell) and all(map(looks_like_date, below)):
+            return True  # the others may be numbers, such as years or codes
         if below and count_values(below, decimal_comma) > len(below) / 2:
             above_values = True
             if count_values([cell], decimal_comma):
@@ -189,12 +201,56 @@ def _has_header(rows: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
     return above_values or not count_values(filled, decimal_comma)
 
 
+def _more_headers(rows: Sequence[Sequence[str]], decimal_comma: bool) -> int:
+    """The number of rows under the header that are part of it, such as units: they have text, and neither numbers nor
+    dates, where most of the rows below have these."""
+    count = 0
+    while count + 1 < min(HEADERS, len(rows) - 1):
+        row, body = rows[count + 1], rows[count + 2 :]
+        filled = present(row)
+        if not filled or count_values(filled, decimal_comma) or any(cell.strip().lower() in FLAGS for cell in filled):
+            break
+        over = 0
+        for column, cell in enumerate(row):
+            below = present([other[column] for other in body if column < len(other)])
+            values = count_values(below, decimal_comma) > len(below) / 2
+            over += values if cell.strip() else 0
+            if below and not values and cell.strip():
+                return count  # a column of text may have any text
+        if not over:
+            break
+        count += 1
+    return count
+
+
+def _height(lines: Sequence[str], separator: str, count: int) -> int:
+    """The number of lines that the first `count` rows take, empty lines between them included."""
+    if separator == " " or not count:
+        return count
+    reader = csv.reader([f"{line}\n" for line in lines], delimiter=separator)
+    for row in reader:
+        count -= any(cell.strip() for cell in row)
+        if not count:
+            break
+    return reader.line_num
+
+
+def _joined(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Names of columns from several rows, as pandas writes columns of several levels."""
+    columns = (
+        dict.fromkeys(row[column].strip() for row in rows if column < len(row)) for column in range(len(rows[0]))
+    )
+    return [" ".join(part for part in parts if part) for parts in columns]
+
+
 def _counts_columns(first: Sequence[str], body: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row numbers columns, 0, 1, 2 …, and names others, with names that do not recur below."""
+    """Whether the first row numbers columns, 0, 1, 2 … or 1960, 1961 …, and names others, with names that do not recur
+    below."""
     cells = [cell.strip() for cell in first]
     counted = [cell for cell in cells if cell.isdecimal()]
+    start = int(counted[0]) if counted else 0
     names = {column: cell for column, cell in enumerate(cells) if cell and not cell.isdecimal()}
-    if len(counted) < 3 or not names or counted not in ([str(i + k) for i in range(len(counted))] for k in (0, 1)):
+    if len(counted) < 3 or not names or counted != [str(start + i) for i in range(len(counted))]:
         return False
     return all(row[column].strip() != cell for row in body for column, cell in names.items() if column < len(row))
 

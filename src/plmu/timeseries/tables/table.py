@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from plmu.errors import DataError, suggestion
 from plmu.timeseries.tables import dates
-from plmu.timeseries.tables.cells import FLAGS, as_numbers, count_dates, present, without_marks
+from plmu.timeseries.tables.cells import FLAGS, as_numbers, count_dates, looks_like_time, present, without_marks
 from plmu.timeseries.tables.dates import joined, joined_name, time_parts
 
 if TYPE_CHECKING:
@@ -84,13 +84,13 @@ class Table:
             self._kinds[name] = kind
         return self._kinds[name]
 
-    def numbers(self, name: str, bad: Bad = "raise", flags: bool = False) -> Numbers:
-        """A column as float64, NaN where a number is missing or infinite.
+    def numbers(self, name: str, bad: Bad = "raise") -> Numbers:
+        """A column as float64, NaN where a number is missing or infinite. Where most cells are true, yes, false or no,
+        these count as 1 and 0.
 
         Args:
             name: of the column.
             bad: whether a cell of text raises DataError or counts as missing.
-            flags: whether true and yes count as 1, false and no as 0.
 
         Raises:
             DataError: a cell is not a number; the message names its line.
@@ -101,11 +101,12 @@ class Table:
         if column.dtype == pl.Datetime:
             raise DataError(f"column {name!r} of {self.path} has times: a column of numbers is needed")
         if column.dtype == pl.String:
-            lowercase = column.str.strip_chars().str.to_lowercase()
-            if flags and lowercase.is_in(list(FLAGS)).any():
-                self._note(f"column {name!r}: true and yes are taken as 1, false and no as 0")
-                column = lowercase.replace(FLAGS)
             numbers, wrong, note = as_numbers(column)
+            if wrong.any():
+                lowercase = without_marks(column).str.to_lowercase()
+                if 2 * lowercase.is_in(list(FLAGS)).sum() > lowercase.count():
+                    self._note(f"column {name!r}: true and yes are taken as 1, false and no as 0")
+                    numbers, wrong, note = as_numbers(lowercase.replace(FLAGS))
             if note and note not in self.notes:
                 self._note(f"column {name!r}: {note}")
             if wrong.any():
@@ -141,13 +142,11 @@ class Table:
         import polars as pl
 
         column = self._column(name)
-        if column.dtype == pl.Float64:
+        if self.kind(name) == "number":
             values = self.numbers(name, bad)
             days = dates.from_digits(values)
             return values if days is None else days
         if column.dtype == pl.String:
-            if self.kind(name) == "number":
-                return self.numbers(name, bad)
             if (name, day_first) in self._times:
                 return self._times[name, day_first]
             try:
@@ -173,6 +172,18 @@ class Table:
         stamps: NDArray[Any] = column.cast(pl.Datetime("us")).to_numpy().astype("datetime64[us]")
         self._times[name, day_first] = stamps
         return stamps
+
+    def unread_time(self, name: str, named: bool) -> str | None:
+        """The place and text of the first cell of a column of text of which most cells are meant as times, though not
+        as such that are read; None for other columns. `named` says that the column is called so: then digits do."""
+        if self.kind(name) != "text":
+            return None
+        column = self._column(name)
+        rows = without_marks(column).is_not_null().arg_true().head(_HEAD).to_list()
+        meant = (any(map(str.isdigit, column[row])) if named else looks_like_time(column[row]) for row in rows)
+        if 2 * sum(meant) <= len(rows):
+            return None
+        return f"{self.place(rows[0], name)}: {_short(column[rows[0]])}"
 
     def join_times(self) -> tuple[str, ...]:
         """Add a column of times if several columns together are a time: a date and a time of day, or year, month and
