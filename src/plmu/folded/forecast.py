@@ -1,8 +1,6 @@
 """Forecasts from windows, for single steps; and the formulas that `plmu.nn` trains, which are the same.
 
-A position (batch, 2), of integers, is the number of a sequence's next step, and a flag: 1 after the first step, 0 before
-it, when the layer's own phase is taken instead; or −1 before it, when the number is preset
-(`plmu.nn.LookbackForecast.state_at`). The phase in the season is this number modulo the season.
+The phase in the season is the number of a step modulo the season. A position's second number is 1 after the first step.
 
 Only differences of values matter, so values may be far from zero in float64, in which all is then computed.
 """
@@ -15,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from plmu.core.modes import is_open, watched
-from plmu.folded.base import Folded, read_only, wide_dtype
+from plmu.core.modes import is_open
+from plmu.folded.windowed import Windowed, count_after, number_of, position_after, pushed, window_state
 
 AMPLITUDE = 2.0  # upper bound of a season's amplitude in a window; 1 is the amplitude of its pattern
 
@@ -129,40 +127,19 @@ def spread(windows: Tensor) -> Tensor:
     return (windows - windows.mean(-1, keepdim=True)).abs().mean(-1, keepdim=True)
 
 
-def pushed(rows: Tensor, row: Tensor, position: Tensor) -> Tensor:
-    """Rows (batch, size, columns) without the oldest and with a new one at the end; the first row fills all of them."""
-    now = row[:, None].to(rows.dtype)
-    return torch.where(position[:, 1:, None] > 0, torch.cat([rows[:, 1:], now], dim=1), now)
-
-
-def number_of(position: Tensor, first: int) -> Tensor:
-    """The number (batch,) of the next step; `first` is that of a sequence's first step, unless it is preset."""
-    return torch.where(position[:, 1] != 0, position[:, 0], first)
-
-
-def position_after(number: Tensor) -> Tensor:
-    """The position (batch, 2) after the steps of these numbers (batch,)."""
-    return torch.stack([number + 1, torch.ones_like(number)], dim=1)
-
-
 @dataclass(frozen=True, eq=False)
-class WindowForecast(Folded):
+class WindowForecast(Windowed):
     """The next `horizon` values of each channel from a window of the last `lookback`: `plmu.nn.LookbackForecast`.
 
     The state is the window (batch, lookback, channels) and the position (batch, 2). Arrays stay float64, and are cast
     to the precision of each input once.
     """
 
-    sample_dtype = torch.float64
-
     weight: Tensor  # (readouts, horizon, order), with a readout for each channel or one for all
     taps: Tensor  # (lookback, order), the memory's impulse response, the oldest step first
     season_pattern: Tensor  # (season, channels), empty if there is none
     prior: Tensor  # (channels,), which pulls the season's amplitude towards 1
     phase: int  # where in the pattern a sequence begins
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_casts", {})
 
     @property
     def horizon(self) -> int:
@@ -183,7 +160,8 @@ class WindowForecast(Folded):
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         window, position = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
         window, number = pushed(window, x, position), number_of(position, self.phase)
-        return self.read(window.mT.to(x.dtype), number).mT.flatten(1), (window, position_after(number))
+        after = position_after(number, count_after(position, 1))
+        return self.read(window.mT.to(x.dtype), number).mT.flatten(1), (window, after)
 
     def read(self, windows: Tensor, phase: Tensor) -> Tensor:
         """Forecasts (..., channels, horizon) of windows (..., channels, lookback), by the phase of their last steps."""
@@ -193,25 +171,8 @@ class WindowForecast(Folded):
             season = season_in(arrays["season_pattern"], phase, taps, self.horizon)
         return read_out(standard(windows, taps, arrays["prior"], season), arrays["weight"])
 
-    def cast(self, like: Tensor) -> dict[str, Tensor]:
-        """The arrays in the precision and on the device of a tensor."""
-        casts: dict[Any, dict[str, Tensor]] = self._casts  # type: ignore[attr-defined]
-        key = (like.dtype, like.device)
-        if key in casts:
-            return casts[key]
-        arrays = self._made({name: read_only(array, *key) for name, array in self.arrays().items()})
-        if not watched():  # tensors of a mode must not outlive it
-            casts[key] = arrays
-        return arrays
-
-    def _made(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The cast arrays with what is computed from them."""
-        return arrays
-
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
-        wide = wide_dtype(dtype)
-        window = torch.zeros(batch, self.lookback, self.channels, dtype=wide, device=device)
-        return window, torch.zeros(batch, 2, dtype=torch.int64, device=device)
+        return window_state(batch, self.lookback, self.channels, dtype, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +215,8 @@ class CovariateForecast(WindowForecast):
         windows, effect = window.mT.to(x.dtype), torch.cat([effects.mT.to(x.dtype), ahead], dim=-1)
         sized = effect * spread(windows) if self.relative else effect
         out = self.read(windows - sized[..., : self.lookback], number) + sized[..., self.lookback :]
-        return out.mT.flatten(1), (window, position_after(number), effects, recent)
+        after = position_after(number, count_after(position, 1))
+        return out.mT.flatten(1), (window, after, effects, recent)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         window, position = super().initial_state(batch, dtype, device)

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from plmu import folded
 from plmu.core.systems import DelayNetwork
 from plmu.folded import Folded
-from plmu.folded.forecast import effect_kernel, effect_of, number_of, position_after, pushed, split_columns
+from plmu.folded.forecast import effect_kernel, effect_of, split_columns
 from plmu.folded.forecast import spread as spread
+from plmu.folded.windowed import position_after, pushed
 from plmu.nn.folding import exact
-from plmu.nn.forecast import LookbackForecast, final_rows, row_windows, start_steps, window_taps
+from plmu.nn.forecast import LookbackForecast, window_taps
 from plmu.nn.savable import savable
 from plmu.nn.steppable import changed, factory, positive
+from plmu.nn.windowed import Ends, final_rows, row_windows, start_steps
 from plmu.ops.check import Lengths, checked_lengths, checked_resets, keep_valid, result_dtype
 
 
@@ -153,12 +155,12 @@ class CovariateForecast(LookbackForecast):
         lagged = row_windows(steps, self.lags, start_rows, all_steps).movedim(3, 2)  # (batch, time, covariates, lags)
         rows = torch.cat([values, self.effect(lagged)[..., 0]], dim=2)
 
-        def ahead(windows: Tensor, phase: Tensor, when: Tensor) -> Tensor:
+        def ahead(windows: Tensor, ends: Ends, when: Tensor) -> Tensor:
             past, ahead = (
                 part.gather(1, when[:, :, None, None].expand(-1, -1, *part.shape[2:])) for part in (lagged, future)
             )
             values, effects = windows.split(self.channels, dim=2)
-            return self._ahead(values, effects, phase, past, ahead)
+            return self._ahead(values, effects, ends.number, past, ahead)
 
         out, (both, position) = self._run(rows, torch.cat([window, effects], dim=2), position, lengths, resets, ahead)
         window, effects = both.split(self.channels, dim=2)
@@ -177,9 +179,9 @@ class CovariateForecast(LookbackForecast):
         recent = pushed(recent, now, position)
         lagged = recent.mT.to(x.dtype)
         effects = pushed(effects, self.effect(lagged)[..., 0], position)
-        window, number = pushed(window, values, position), number_of(position, self.phase)
-        out = self._ahead(window.mT.to(x.dtype), effects.mT.to(x.dtype), number, lagged, future).mT.flatten(1)
-        return out.to(result_dtype(x)), (window, position_after(number), effects, recent)
+        window, ends = pushed(window, values, position), self._ends(position)
+        out = self._ahead(window.mT.to(x.dtype), effects.mT.to(x.dtype), ends.number, lagged, future).mT.flatten(1)
+        return out.to(result_dtype(x)), (window, position_after(*ends), effects, recent)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Columns split into channels, covariates of the step, and covariates ahead (..., covariates, horizon)."""
