@@ -34,9 +34,9 @@ def lowered(model: Folded, features: int | None, tokens: int | None, int8: bool 
     """
     dtype = model.sample_dtype or torch.float32
     start = model.initial_state(1, dtype, torch.device("cpu"))
-    wide = (torch.float64, torch.int64)
-    state = map_state(start, lambda leaf: Value(leaf[0].numel(), tuple(leaf.shape[1:]), leaf.dtype in wide))
-    x = Value(1 if features is None else features, wide=dtype == torch.float64)
+    wide = dtype == torch.float64  # counts of other models are float32 in a program
+    state = map_state(start, lambda leaf: Value(leaf[0].numel(), tuple(leaf.shape[1:]), wide))
+    x = Value(1 if features is None else features, wide=wide)
     builder = Builder(_KINDS, int8)
     y, after = builder.lower(model, x, state)
     states = tuple(_flat(state))

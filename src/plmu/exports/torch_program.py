@@ -29,7 +29,7 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, str], who
     """
     dtype = program.x.dtype
     start = model.initial_state(2, dtype, torch.device("cpu"))
-    states = [leaf.to(dtype) for leaf in leaves(start)]  # counts are float64 in the model
+    states = [leaf.to(_in_file(leaf, program)) for leaf in leaves(start)]
     shape = (2, 20) if whole else (2,)
     tokens = program.tokens
     x = torch.zeros(*shape, program.x.size, dtype=dtype) if tokens is None else torch.zeros(shape, dtype=torch.int64)
@@ -39,7 +39,7 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, str], who
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of torch, about its own code
         exported = torch.export.export(
-            _Flat(model, start, whole),
+            _Flat(model, start, [state.dtype for state in states], whole),
             (x, *states),
             dynamic_shapes=tuple(shapes),
             strict=False,
@@ -54,15 +54,22 @@ def runs_whole(model: nn.Module) -> bool:
     return all(getattr(module, "parallel", True) for module in model.modules())
 
 
-class _Flat(nn.Module):
-    """A model that takes and returns its state as separate float32 tensors; `like` is a state of the same form."""
+def _in_file(leaf: Tensor, program: Program) -> torch.dtype:
+    """The type of a part of the state in the file: the model's own for samples in float64, else float32, also for counts
+    that are float64 in the model."""
+    return leaf.dtype if program.x.wide or not leaf.is_floating_point() else torch.float32
 
-    def __init__(self, model: Any, like: Any, whole: bool) -> None:
+
+class _Flat(nn.Module):
+    """A model that takes and returns its state as separate tensors of these types; `like` is a state of the same
+    form."""
+
+    def __init__(self, model: Any, like: Any, dtypes: list[torch.dtype], whole: bool) -> None:
         super().__init__()
-        self.model, self.like, self.whole = model, like, whole
+        self.model, self.like, self.dtypes, self.whole = model, like, dtypes, whole
 
     def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         values = iter(states)
         state = map_state(self.like, lambda leaf: next(values).to(leaf.dtype))
         y, after = self.model(x, state) if self.whole else self.model.step(x, state)
-        return (y, *(leaf.float() for leaf in leaves(after)))
+        return (y, *(leaf.to(dtype) for leaf, dtype in zip(leaves(after), self.dtypes, strict=True)))
