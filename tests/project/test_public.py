@@ -82,6 +82,7 @@ PLMU_NN = [
     "LookbackForecast",
     "MemoryBlock",
     "ParallelLMU",
+    "PooledForecast",
     "Residual",
     "SelectiveLMU",
     "Sequential",

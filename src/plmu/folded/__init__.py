@@ -13,6 +13,7 @@ from plmu.folded.forecast import CovariateForecast, WindowForecast
 from plmu.folded.functions import Affine, Applied, Carry, Function, Gate, Identity, Lookup, Norm, Scale, Unit
 from plmu.folded.joining import chain
 from plmu.folded.memory import CoupledMemory, Delay, LinearMemory, ParallelMemory
+from plmu.folded.pooled import PooledForecast
 from plmu.folded.shares import RunningShares
 from plmu.folded.stacks import After, Chain, Filled, Product, Stepped, Sum, WeightedSum
 
@@ -35,6 +36,7 @@ __all__ = [
     "Norm",
     "ParallelMemory",
     "Place",
+    "PooledForecast",
     "Product",
     "RunningShares",
     "Scale",

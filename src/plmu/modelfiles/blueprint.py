@@ -175,6 +175,7 @@ def _cost(description: Description, where: str, depth: int) -> float:
             raise FileFormatError(f"{where} ({name}) has {key}={value!r}, which must be {meaning}")
     inside = REGISTERED[name].modules if name in REGISTERED else 0
     cost: float = _LAYER if inside is None else _MODULE * (1 + inside + max(config.get("highways", 0), 0))
+    cost += _MODULE * len(config.get("members", ()))
     for order, theta in ((config.get("order"), config.get("theta")), (config.get("lag_order"), config.get("lags"))):
         if order is None or order < 1:  # a given system, or an order that the constructor refuses
             continue
@@ -223,6 +224,12 @@ _PARTS: dict[str, _Meaning] = {
     "Activation": ("a name or null", lambda value: value is None or isinstance(value, str)),
     "Sequence[int]": ("a list of integers", _list_of(_is_integer)),
     "Sequence[float]": ("a list of numbers", _list_of(_is_number)),
+    "Sequence[Member]": (
+        "a list of [lookback, adjusted, log]",
+        _list_of(
+            lambda value: isinstance(value, list) and len(value) == 3 and all(type(v) in (int, bool) for v in value)
+        ),
+    ),
     "LinearSystem": (
         "the name of a system",
         lambda value: isinstance(value, dict) and str(value.get("system")).startswith(SYSTEMS),

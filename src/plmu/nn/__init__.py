@@ -25,6 +25,7 @@ from plmu.nn.lstm import open_forget_gates as open_forget_gates
 from plmu.nn.original import LMU as LMU
 from plmu.nn.original import LMUCell as LMUCell
 from plmu.nn.parallel import ParallelLMU as ParallelLMU
+from plmu.nn.pooled import PooledForecast as PooledForecast
 from plmu.nn.selective import SelectiveLMU as SelectiveLMU
 from plmu.nn.sequential import Residual as Residual
 from plmu.nn.sequential import Sequential as Sequential

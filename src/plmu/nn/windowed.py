@@ -42,12 +42,16 @@ class WindowedForecast(Steppable):
     channels: int
     horizon: int
     input_size: int
-    counted = 1  # the largest count of steps in a position
 
     @property
     @abstractmethod
     def window_size(self) -> int:
         """The number of steps that an output depends on."""
+
+    @property
+    def counted(self) -> int:
+        """The largest number of steps that a position counts."""
+        return 1
 
     @property
     def first_number(self) -> int:

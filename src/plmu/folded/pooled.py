@@ -1,0 +1,248 @@
+"""Forecasts from windows by readouts that many series share, for single steps; and the formulas that `plmu.nn` trains,
+which are the same.
+
+A window (..., window) of one channel is real in its last `steps` values; those before them are padding, which is never
+read. Values are relative to their mean absolute value, so that series may be of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from plmu.folded.base import wide_dtype
+from plmu.folded.windowed import Windowed, count_after, number_of, position_after, pushed, window_state
+
+NOISE = 1e-12  # variance of seasonal ratios that counts as none
+FLAT = 0.05  # a moving average has ratios above this share of the mean absolute value
+HIGHEST_RATIO, LOWEST_INDEX = 4.0, 0.05
+LEAST_LEVEL = 1e-30  # a smaller mean absolute value is taken as this
+LOWEST = 0.01  # of which a logarithm is taken, relative to the level
+STILL = 2e-3  # added to the mean absolute change
+CLIP, CLIP_LEVEL, SLOPE = 8.0, 2.0, 0.3  # bounds of differences, in mean absolute changes and in levels; a factor
+
+
+class Member(NamedTuple):
+    """One of the forecasts that are averaged."""
+
+    lookback: int  # steps that it depends on
+    adjusted: bool  # whether the seasonal indices are divided out before
+    log: bool  # whether it is linear in logarithms
+
+    def inputs(self, horizon: int, season: int) -> int:
+        """The number of inputs of the random projection."""
+        return 2 * (self.lookback - 1) + 1 + (horizon if self.adjusted and season > 1 else 0)
+
+    def features(self, random: int) -> int:
+        """The number of features, `random` of them from the random projection."""
+        return 2 * self.lookback + random
+
+
+class Readout(NamedTuple):
+    """The arrays of a member, in the precision of the windows."""
+
+    projection: Tensor  # (inputs, random)
+    offset: Tensor  # (random,)
+    weight: Tensor  # (features, horizon)
+
+
+class Features(NamedTuple):
+    """The input of a readout. The forecast is (last + features · weight), then exp if `log`, times the level."""
+
+    features: Tensor  # (..., features)
+    last: Tensor  # (..., 1), relative to the level; its logarithm if `log`
+    level: Tensor  # (..., 1), the mean absolute value
+
+
+class Adjusted(NamedTuple):
+    """Windows without their season."""
+
+    windows: Tensor  # (..., window), zero in the padding
+    ahead: Tensor  # (..., horizon), the seasonal indices of the next steps
+
+
+def real_part(windows: Tensor, steps: Tensor) -> Tensor:
+    """Windows (..., window) with zeros before their last `steps` values, (...)."""
+    size = windows.shape[-1]
+    return torch.where(torch.arange(size, device=windows.device) >= size - steps[..., None], windows, 0.0)
+
+
+def has_season(size: int, season: int) -> bool:
+    """Whether a window of this size can have seasonal indices: enough ratios for every phase, and for their spread."""
+    return season > 1 and 2 * (size - 2 * (season // 2) - season) >= season
+
+
+def adjusted(windows: Tensor, steps: Tensor, season: int, horizon: int) -> Adjusted:
+    """Windows divided by their seasonal indices, and the indices of the next steps.
+
+    Args:
+        windows: zero in the padding, (..., window).
+        steps: how many values of each are real, of a shape that broadcasts to (...).
+        season: the seasonal period; 0 or 1 for none.
+        horizon: number of steps ahead.
+    """
+    size = windows.shape[-1]
+    if not has_season(size, season):
+        return Adjusted(windows, windows.new_ones(*windows.shape[:-1], horizon))
+    indices = seasonal_indices(windows, steps, season)
+    past = indices.repeat(*(1,) * (indices.dim() - 1), -(-size // season))[..., -size:]
+    return Adjusted(windows / past, indices.repeat(*(1,) * (indices.dim() - 1), -(-horizon // season))[..., :horizon])
+
+
+def seasonal_indices(windows: Tensor, steps: Tensor, season: int) -> Tensor:
+    """The seasonal indices (..., season) of windows, in order of time: the last one is that of the last step.
+
+    They are mean ratios to the centred moving average, shrunk towards 1 as far as the ratios of a phase differ.
+
+    Args:
+        windows: zero in the padding, (..., window), with `has_season`.
+        steps: how many values of each are real, of a shape that broadcasts to (...).
+        season: the seasonal period.
+    """
+    size, half = windows.shape[-1], season // 2
+    count = size - 2 * half
+    sums = _running_sums(windows, season)
+    if season % 2 == 0:  # half weights at both ends
+        sums = (sums[..., :-1] + sums[..., 1:]) / 2
+    averages = sums / season
+    level = windows.abs().sum(-1, keepdim=True) / steps[..., None].clamp(min=1)
+    rises = averages > FLAT * level
+    ratios = torch.where(rises, windows[..., half : size - half] / torch.where(rises, averages, 1.0), 1.0)
+    # An average is valid if all that it averages is real.
+    valid = (torch.arange(count, device=windows.device) >= size - steps[..., None]).to(windows.dtype)
+    ratios, valid = _cycles(ratios.clamp(0, HIGHEST_RATIO), season, half), _cycles(valid, season, half)
+    number = valid.sum(-2)  # of each phase
+    spare = number.sum(-1, keepdim=True) - season  # residual degrees of freedom
+    usable = (number >= 1).all(-1, keepdim=True) & (2 * spare >= season)
+    means = torch.where(number > 0, (ratios * valid).sum(-2) / number.clamp(min=1), 1.0)
+    scale = torch.where(usable, means.mean(-1, keepdim=True), 1.0)
+    ratios, means = ratios / scale[..., None], means / scale
+    within = ((ratios - means[..., None, :]).square() * valid).sum((-2, -1))[..., None]
+    noise = within / spare.clamp(min=1) + NOISE
+    between = ((means - 1).square() * number).sum(-1, keepdim=True) / (season - 1)
+    share = torch.where(usable, (1 - noise / between.clamp(min=NOISE)).clamp(0, 1), 0.0)
+    return (1 + share * (means - 1)).clamp(min=LOWEST_INDEX)
+
+
+def _running_sums(values: Tensor, length: int) -> Tensor:
+    """Sums of `length` consecutive values: (..., count − length + 1)."""
+    if length == 1:
+        return values
+    half, count = length // 2, values.shape[-1] - length // 2 * 2 + 1
+    sums = _running_sums(values, half)
+    sums = sums[..., :count] + sums[..., half : half + count]
+    return sums if length % 2 == 0 else sums[..., :-1] + values[..., 2 * half :]
+
+
+def _cycles(values: Tensor, season: int, half: int) -> Tensor:
+    """Values (..., count), of which the last is `half` steps before the window's end, as rows of whole seasons (...,
+    cycles, season), with zeros before and after them."""
+    padded = nn.functional.pad(values, (-(values.shape[-1] + half) % season, half))
+    cycles: Tensor = padded.unflatten(-1, (-1, season))
+    return cycles
+
+
+def features(member: Member, readout: Readout, values: Tensor, ahead: Tensor) -> Features:
+    """The input of a member's readout.
+
+    Args:
+        member: what it depends on.
+        readout: its arrays.
+        values: its last `lookback` values, seasonally adjusted or not, (..., lookback).
+        ahead: the seasonal indices of the next steps, on which only an adjusted member depends, (..., horizon).
+    """
+    level = values.abs().mean(-1, keepdim=True)
+    divisor = level.clamp(min=LEAST_LEVEL)
+    if member.log:
+        scaled = (values / divisor).clamp(min=LOWEST).log()
+        last, changes = scaled[..., -1:], scaled[..., :-1] - scaled[..., -1:]
+    else:  # differences first, which values may be far larger than
+        last, changes = values[..., -1:] / divisor, (values[..., :-1] - values[..., -1:]) / divisor
+    after = torch.cat([changes[..., 1:], torch.zeros_like(changes[..., :1])], dim=-1)
+    pace = (after - changes).abs().mean(-1, keepdim=True) + STILL
+    paced = (changes / pace).clamp(-CLIP, CLIP)
+    inputs = [paced / 3, pace.log() / 2, 3 * changes.clamp(-CLIP_LEVEL, CLIP_LEVEL)]
+    if readout.projection.shape[0] > 2 * member.lookback - 1:  # with a season
+        inputs.append(ahead - 1)
+    hidden = torch.relu(torch.cat(inputs, dim=-1) @ readout.projection + readout.offset)
+    parts = [torch.ones_like(pace), changes, SLOPE * pace * paced, pace, pace * hidden]
+    return Features(torch.cat(parts, dim=-1), last, level)
+
+
+def read_out(member: Member, readout: Readout, values: Tensor, ahead: Tensor) -> Tensor:
+    """Forecasts (..., horizon) of a member; arguments as of `features`."""
+    window = features(member, readout, values, ahead)
+    changes, last = window.features @ readout.weight, values[..., -1:]
+    lowest = LOWEST * window.level
+    out = torch.maximum(last, lowest) * changes.exp() if member.log else last + window.level * changes
+    return out * ahead if member.adjusted else out
+
+
+def pooled(
+    windows: Tensor, steps: Tensor, season: int, horizon: int, members: Iterable[tuple[Member, Readout]], shares: Tensor
+) -> Tensor:
+    """Forecasts (..., horizon) of windows: the mean of the members that the windows are long enough for, else the last
+    value without its season, times the season ahead.
+
+    Args:
+        windows: (..., window).
+        steps: how many values of each are real, of a shape that broadcasts to (...).
+        season: the seasonal period; 0 or 1 for none.
+        horizon: number of steps ahead.
+        members: with their arrays.
+        shares: the weight of each in the mean, (members,).
+    """
+    windows = real_part(windows, steps)
+    without, ahead = adjusted(windows, steps, season, horizon)
+    total, mean = shares.new_zeros(steps.shape)[..., None], torch.zeros_like(ahead)
+    for (member, readout), share in zip(members, shares, strict=True):
+        values = (without if member.adjusted else windows)[..., -member.lookback :]
+        available = (steps >= member.lookback)[..., None]
+        total = total + torch.where(available, share, 0.0)
+        mean = mean + torch.where(available, share * read_out(member, readout, values, ahead), 0.0)
+    out = torch.where(total > 0, mean / torch.where(total > 0, total, 1.0), without[..., -1:] * ahead)
+    # NaN from anywhere in the window; a clamp or a comparison may have hidden it.
+    return torch.where(windows.abs().sum(-1, keepdim=True).isfinite(), out, torch.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class PooledForecast(Windowed):
+    """The next `horizon` values of each channel by the readouts of several members: `plmu.nn.PooledForecast`.
+
+    The state is the window (batch, window, channels) and the position (batch, 2).
+    """
+
+    projection: Tensor  # (inputs of all members, random), with their scale
+    offset: Tensor  # (members, random)
+    weight: Tensor  # (features of all members, horizon)
+    shares: Tensor  # (members,), the weight of each in the mean
+    members: tuple[Member, ...]
+    channels: int
+    window: int
+    season: int
+
+    @property
+    def horizon(self) -> int:
+        return self.weight.shape[1]
+
+    def readouts(self, arrays: dict[str, Tensor]) -> Iterator[tuple[Member, Readout]]:
+        """The members, each with its part of the arrays."""
+        random = self.projection.shape[1]
+        projections = arrays["projection"].split([m.inputs(self.horizon, self.season) for m in self.members])
+        weights = arrays["weight"].split([member.features(random) for member in self.members])
+        return zip(self.members, map(Readout, projections, arrays["offset"], weights), strict=True)
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        window, position = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
+        window, steps = pushed(window, x, position), count_after(position, self.window)
+        arrays = self.cast(window)
+        members = self.readouts(arrays)
+        out = pooled(window.mT, steps[:, None], self.season, self.horizon, members, arrays["shares"])
+        return out.mT.flatten(1).to(x.dtype), (window, position_after(number_of(position, 0), steps))
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        return window_state(batch, self.window, self.channels, wide_dtype(dtype), device)
