@@ -14,6 +14,7 @@ from torch import Tensor
 from plmu.exports import program as ops
 from plmu.exports.c_helpers import DEFAULTS, FUNCTIONS, HELPERS
 from plmu.exports.c_memory import Memory
+from plmu.exports.c_wide import NEEDED, WIDE_FUNCTIONS
 from plmu.exports.program import Operation, Program, Value, fixed_limit, rounded
 
 FEW_ROWS = 8  # a matrix with fewer rows is stored by rows, any other by columns
@@ -28,6 +29,7 @@ class Code:
         self.fixed_inputs = 0  # inputs of the largest fixed-point product, which are rounded to int16
         self.memory = Memory(program)
         self.arrays: list[str] = []
+        self._names: dict[Any, str] = {}  # of arrays, by what they hold
         self.statements: list[str] = []
         self.helpers: dict[str, str] = {}
         for index, operation in enumerate(program.operations):
@@ -49,10 +51,13 @@ class Code:
         self.statements.append(f"{name}({', '.join(map(str, arguments))});")
 
     def constant(self, array: Tensor | None) -> str:
-        """Add a constant array of float or int8_t; returns its name in C, NULL for None."""
+        """Add a constant array of float or int8_t unless there is an equal one; returns its name in C, NULL for None."""
         if array is None:
             return "NULL"
-        name = f"constant_{len(self.arrays)}"
+        key = (array.dtype, array.contiguous().numpy().tobytes())
+        if key in self._names:
+            return self._names[key]
+        name = self._names[key] = f"constant_{len(self.arrays)}"
         is_int = array.dtype == torch.int8
         kind, write = ("int8_t", str) if is_int else ("float", number)
         values = [write(value) for value in array.flatten().tolist()]
@@ -61,16 +66,19 @@ class Code:
         self.arrays.append(f"static const {kind} {name}[{len(values)}] = {{\n    {body}\n}};\n")
         return name
 
-    def function(self, name: str, options: dict[str, Any]) -> str:
+    def function(self, name: str, options: dict[str, Any], wide: bool = False) -> str:
         """The name of a helper that applies an activation to each number, which is added unless it is there already."""
-        body = FUNCTIONS[name].format(**{key: number(value) for key, value in options.items()})
+        table, kind, write = (WIDE_FUNCTIONS, "double", repr) if wide else (FUNCTIONS, "float", number)
+        body = table[name].format(**{key: write(value) for key, value in options.items()})
         same = next((name for name, code in self.helpers.items() if f"= {body};" in code), None)
         if same is not None:
             return same
+        if name in NEEDED:
+            self.helpers.setdefault(NEEDED[name], HELPERS[NEEDED[name]])
         helper = f"apply_{name}_{len(self.helpers)}"
         self.helpers[helper] = (
-            f"static void {helper}(float *out, const float *from, size_t count)\n{{\n    size_t i;\n"
-            "    for (i = 0; i < count; i++) {\n        const float x = from[i];\n"
+            f"static void {helper}({kind} *out, const {kind} *from, size_t count)\n{{\n    size_t i;\n"
+            f"    for (i = 0; i < count; i++) {{\n        const {kind} x = from[i];\n"
             f"        out[i] = {body};\n    }}\n}}\n"
         )
         return helper
@@ -170,19 +178,40 @@ def _apply(c: Code, op: ops.Apply) -> None:
     else:
         if options.pop("approximate", "none") == "tanh":
             name = "gelu_tanh"
-        c.call(c.function(name, options), out, x, op.out.size)
+        c.call(c.function(name, options, op.x.wide), out, x, op.out.size)
 
 
 def _scale(c: Code, op: ops.Scale) -> None:
-    c.call("scale", c.at(op.out), c.at(op.x), c.constant(op.scale), c.constant(op.offset), op.out.size)
+    c.call(wide("scale", op.out), c.at(op.out), c.at(op.x), c.constant(op.scale), c.constant(op.offset), op.out.size)
 
 
 def _add(c: Code, op: ops.Add) -> None:
-    c.call("add", c.at(op.out), c.at(op.x), c.at(op.y), op.out.size)
+    c.call(wide("add", op.out), c.at(op.out), c.at(op.x), c.at(op.y), op.out.size)
+
+
+def _divide(c: Code, op: ops.Divide) -> None:
+    c.call(wide("divide", op.out), c.at(op.out), c.at(op.x), c.at(op.y), op.out.size)
+
+
+def _where(c: Code, op: ops.Where) -> None:
+    y, otherwise = (c.at(op.y), "0") if isinstance(op.y, Value) else ("NULL", number(op.y))
+    c.call(wide("where", op.out), c.at(op.out), c.at(op.condition), c.at(op.x), y, otherwise, op.out.size)
+
+
+def _repeat(c: Code, op: ops.Repeat) -> None:
+    c.call(wide("repeat", op.out), c.at(op.out), c.at(op.x), op.x.size, op.out.size)
+
+
+def _transpose(c: Code, op: ops.Transpose) -> None:
+    c.call(wide("transpose", op.out), c.at(op.out), c.at(op.x), op.rows, op.x.size // op.rows)
+
+
+def _convert(c: Code, op: ops.Convert) -> None:
+    c.call(wide("convert", op.out), c.at(op.out), c.at(op.x), op.out.size)
 
 
 def _multiply(c: Code, op: ops.Multiply) -> None:
-    c.call("multiply", c.at(op.out), c.at(op.x), c.at(op.y), op.out.size)
+    c.call(wide("multiply", op.out), c.at(op.out), c.at(op.x), c.at(op.y), op.out.size)
 
 
 def _mix(c: Code, op: ops.Mix) -> None:
@@ -246,7 +275,7 @@ def _phase(c: Code, op: ops.Phase) -> None:
 
 
 def _follow(c: Code, op: ops.Follow) -> None:
-    c.call("follow", c.at(op.out), c.at(op.position), f"{op.first}.0")
+    c.call("follow", c.at(op.out), c.at(op.position), f"{op.first}.0", f"{op.limit}.0")
 
 
 def _push(c: Code, op: ops.Push) -> None:
@@ -280,7 +309,9 @@ _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Changes: _changes,
     ops.Concat: _concat,
     ops.Constant: _constant,
+    ops.Convert: _convert,
     ops.Count: _count,
+    ops.Divide: _divide,
     ops.Fill: _fill,
     ops.Follow: _follow,
     ops.Lookup: _lookup,
@@ -293,8 +324,11 @@ _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Push: _push,
     ops.Raise: _raise,
     ops.Remember: _remember,
+    ops.Repeat: _repeat,
     ops.Scale: _scale,
     ops.Select: _select,
     ops.Shares: _shares,
     ops.Taps: _taps,
+    ops.Transpose: _transpose,
+    ops.Where: _where,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from plmu.exports.c_wide import WIDE_HELPERS
+
 # The body of y = f(x) for one number, in x, with the options of torch's function as C numbers.
 FUNCTIONS: dict[str, str] = {
     "relu": "x > 0.0f ? x : 0.0f",
@@ -23,6 +25,8 @@ FUNCTIONS: dict[str, str] = {
     "hardswish": "x <= -3.0f ? 0.0f : (x >= 3.0f ? x : x * (x + 3.0f) / 6.0f)",
     "logsigmoid": "(x < 0.0f ? x : 0.0f) - log1pf(expf(-fabsf(x)))",
     "tanhshrink": "x - tanhf(x)",
+    "abs": "x < 0.0f ? -x : x",
+    "log": "(float)logarithm_of((double)x)",
 }
 DEFAULTS: dict[str, dict[str, float]] = {
     "leaky_relu": {"negative_slope": 0.01},
@@ -120,6 +124,7 @@ _EITHER = {
 }
 
 HELPERS: dict[str, str] = {
+    **WIDE_HELPERS,
     **{name: body.format(name=name, type="float") for name, body in _EITHER.items()},
     **{f"wide_{name}": body.format(name=f"wide_{name}", type="double") for name, body in _EITHER.items()},
     "phase": """static void phase(float *out, const double *position, int32_t first, int32_t season)
@@ -129,10 +134,11 @@ HELPERS: dict[str, str] = {
     out[1] = position[1] > 0.0 ? 1.0f : 0.0f;
 }
 """,
-    "follow": """static void follow(double *out, const double *position, double first)
+    "follow": """static void follow(double *out, const double *position, double first, double limit)
 {
+    const double count = position[1] > 0.0 ? position[1] + 1.0 : 1.0;
     out[0] = (position[1] != 0.0 ? position[0] : first) + 1.0;
-    out[1] = 1.0;
+    out[1] = count < limit ? count : limit;
 }
 """,
     **{

@@ -148,4 +148,14 @@ class Memory:
         return max((buffer.offset + buffer.size for buffer in placed), default=0)
 
 
-_IN_PLACE = (ops.Apply, ops.Scale, ops.Add, ops.Multiply, ops.Mix, ops.Fill, ops.Normalize)
+_IN_PLACE = (
+    ops.Add,
+    ops.Apply,
+    ops.Divide,
+    ops.Fill,
+    ops.Mix,
+    ops.Multiply,
+    ops.Normalize,
+    ops.Scale,
+    ops.Where,
+)

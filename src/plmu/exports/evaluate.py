@@ -137,6 +137,26 @@ def _multiply(e: Evaluator, op: ops.Multiply, v: dict[Value, Tensor]) -> None:
     v[op.out] = v[op.x] * v[op.y]
 
 
+def _divide(e: Evaluator, op: ops.Divide, v: dict[Value, Tensor]) -> None:
+    v[op.out] = v[op.x] / v[op.y]
+
+
+def _where(e: Evaluator, op: ops.Where, v: dict[Value, Tensor]) -> None:
+    v[op.out] = torch.where(v[op.condition] > 0, v[op.x], v[op.y] if isinstance(op.y, Value) else op.y)
+
+
+def _repeat(e: Evaluator, op: ops.Repeat, v: dict[Value, Tensor]) -> None:
+    v[op.out] = v[op.x].repeat(1, op.out.size // op.x.size)
+
+
+def _transpose(e: Evaluator, op: ops.Transpose, v: dict[Value, Tensor]) -> None:
+    v[op.out] = v[op.x].unflatten(1, (op.rows, -1)).mT.flatten(1)
+
+
+def _convert(e: Evaluator, op: ops.Convert, v: dict[Value, Tensor]) -> None:
+    v[op.out] = v[op.x].to(e.precision(op.out))
+
+
 def _mix(e: Evaluator, op: ops.Mix, v: dict[Value, Tensor]) -> None:
     v[op.out] = v[op.x] + torch.sigmoid(v[op.g]) * (v[op.y] - v[op.x])
 
@@ -207,7 +227,7 @@ def _phase(e: Evaluator, op: ops.Phase, v: dict[Value, Tensor]) -> None:
 def _follow(e: Evaluator, op: ops.Follow, v: dict[Value, Tensor]) -> None:
     number, flag = v[op.position].split(1, 1)
     number = torch.where(flag != 0, number, float(op.first))
-    v[op.out] = torch.cat([number + 1, torch.ones_like(number)], 1)
+    v[op.out] = torch.cat([number + 1, (flag.clamp(min=0) + 1).clamp(max=op.limit)], 1)
 
 
 def _push(e: Evaluator, op: ops.Push, v: dict[Value, Tensor]) -> None:
@@ -239,7 +259,9 @@ _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], No
     ops.Changes: _changes,
     ops.Concat: _concat,
     ops.Constant: _constant,
+    ops.Convert: _convert,
     ops.Count: _count,
+    ops.Divide: _divide,
     ops.Fill: _fill,
     ops.Follow: _follow,
     ops.Lookup: _lookup,
@@ -252,9 +274,12 @@ _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], No
     ops.Push: _push,
     ops.Raise: _raise,
     ops.Remember: _remember,
+    ops.Repeat: _repeat,
     ops.Scale: _scale,
     ops.Select: _select,
     ops.Shares: _shares,
     ops.Split: _split,
     ops.Taps: _taps,
+    ops.Transpose: _transpose,
+    ops.Where: _where,
 }

@@ -22,6 +22,7 @@ from plmu.exports.c_files import c_files, checked_name
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.forecast import POSITION
 from plmu.exports.lowering import lowered
+from plmu.exports.pooled import COUNTED
 from plmu.exports.program import Program
 from plmu.folded import fold
 from plmu.folded.base import foldable
@@ -198,7 +199,9 @@ def _metadata(program: Program, extra: Mapping[str, Any] | None, to: str, int8: 
             "name": f"state_{i}",
             "kind": kind,
             "shape": ["batch", *(state.shape or (state.size,))],
-            "type": "int64" if to == "torch" and kind == POSITION else str(state.dtype).removeprefix("torch."),
+            "type": "int64"
+            if to == "torch" and kind in (POSITION, COUNTED)
+            else str(state.dtype).removeprefix("torch."),
             "start": 0,
         }
         for i, (state, kind) in enumerate(zip(program.states, program.kinds, strict=True))

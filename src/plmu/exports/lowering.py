@@ -13,6 +13,7 @@ from plmu import folded
 from plmu.exports import program as ops
 from plmu.exports.builder import Builder, Lowering, NotExportable, cast, name_of
 from plmu.exports.forecast import lower_covariates, lower_forecast
+from plmu.exports.pooled import lower_pooled
 from plmu.exports.program import Program, Season, Value, Weight
 from plmu.folded import Folded
 from plmu.folded.attention import rotation
@@ -277,6 +278,7 @@ _KINDS: dict[type[Folded], Lowering] = {
     folded.Lookup: _lookup,
     folded.Norm: _norm,
     folded.ParallelMemory: _parallel_memory,
+    folded.PooledForecast: lower_pooled,
     folded.Product: _product,
     folded.RunningShares: _shares,
     folded.Scale: _scale,

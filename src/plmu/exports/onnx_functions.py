@@ -16,8 +16,8 @@ def _plain(kind: str, **attributes: Any) -> Emitter:
     return lambda g, x: g.node(kind, x, **attributes)
 
 
-def _clip(g: Graph, x: str, min_val: float = -1.0, max_val: float = 1.0) -> str:
-    return g.node("Clip", x, g.number(min_val), g.number(max_val))
+def _clip(g: Graph, x: str, min_val: float = -1.0, max_val: float = 1.0, wide: bool = False) -> str:
+    return g.node("Clip", x, g.number(min_val, wide), g.number(max_val, wide))
 
 
 def _softplus(g: Graph, x: str, beta: float = 1.0, threshold: float = 20.0) -> str:
@@ -50,6 +50,9 @@ FUNCTIONS: dict[str, Emitter] = {
     "hardswish": _plain("HardSwish"),
     "logsigmoid": lambda g, x: g.node("Neg", g.node("Softplus", g.node("Neg", x))),
     "tanhshrink": lambda g, x: g.node("Sub", x, g.node("Tanh", x)),
+    "abs": _plain("Abs"),
+    "exp": _plain("Exp"),
+    "log": _plain("Log"),
     "softmax": lambda g, x, dim=-1: g.node("Softmax", x, axis=-1),
     "log_softmax": lambda g, x, dim=-1: g.node("LogSoftmax", x, axis=-1),
     "glu": _glu,

@@ -23,6 +23,7 @@ class Graph:
         self.program, self.int8 = program, int8
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
+        self._arrays: dict[Any, str] = {}  # names of constants, by what they hold
         self._names: dict[Value, dict[tuple[int, ...], str]] = {}
 
     def get(self, value: Value, shape: tuple[int, ...] | None = None) -> str:
@@ -51,12 +52,17 @@ class Graph:
         return self.node("Reshape", name, self.integers(0, *shape))  # 0 keeps the batch
 
     def constant(self, array: Tensor) -> str:
-        name = f"constant_{len(self.constants)}"
-        self.constants[name] = numpy_helper.from_array(array.contiguous().numpy(), name)
-        return name
+        """The name of a constant array; equal ones are stored once."""
+        numbers = array.contiguous().numpy()
+        key = (numbers.dtype, numbers.shape, numbers.tobytes())
+        if key not in self._arrays:
+            name = self._arrays[key] = f"constant_{len(self.constants)}"
+            self.constants[name] = numpy_helper.from_array(numbers, name)
+        return self._arrays[key]
 
-    def number(self, value: float) -> str:
-        return self._shared(f"number_{value!r}", lambda name: helper.make_tensor(name, TensorProto.FLOAT, [], [value]))
+    def number(self, value: float, wide: bool = False) -> str:
+        kind, name = (TensorProto.DOUBLE, "wide_number") if wide else (TensorProto.FLOAT, "number")
+        return self._shared(f"{name}_{value!r}", lambda name: helper.make_tensor(name, kind, [], [value]))
 
     def integer(self, value: int) -> str:
         return self._shared(f"integer_{value}", lambda name: helper.make_tensor(name, TensorProto.INT64, [], [value]))

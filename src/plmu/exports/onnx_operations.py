@@ -14,7 +14,7 @@ from torch import Tensor
 from plmu.exports import program as ops
 from plmu.exports.onnx_functions import FUNCTIONS
 from plmu.exports.onnx_graph import Graph, type_of
-from plmu.exports.program import Operation, rounded
+from plmu.exports.program import Operation, Value, rounded
 
 
 def emit_step(graph: Graph, x: str, states: list[str]) -> tuple[str, list[str]]:
@@ -78,12 +78,13 @@ def _concat(g: Graph, op: ops.Concat) -> None:
 
 
 def _apply(g: Graph, op: ops.Apply) -> None:
-    g.put(op.out, FUNCTIONS[op.function](g, g.get(op.x), **op.options))
+    options = {**op.options, "wide": True} if op.x.wide and op.function == "hardtanh" else op.options
+    g.put(op.out, FUNCTIONS[op.function](g, g.get(op.x), **options))
 
 
 def _scale(g: Graph, op: ops.Scale) -> None:
-    out = g.node("Mul", g.get(op.x), g.constant(op.scale))
-    g.put(op.out, out if op.offset is None else g.node("Add", out, g.constant(op.offset)))
+    out = g.node("Mul", g.get(op.x), g.constant(op.scale.to(op.x.dtype)))
+    g.put(op.out, out if op.offset is None else g.node("Add", out, g.constant(op.offset.to(op.x.dtype))))
 
 
 def _add(g: Graph, op: ops.Add) -> None:
@@ -92,6 +93,29 @@ def _add(g: Graph, op: ops.Add) -> None:
 
 def _multiply(g: Graph, op: ops.Multiply) -> None:
     g.put(op.out, g.node("Mul", g.get(op.x), g.get(op.y)))
+
+
+def _divide(g: Graph, op: ops.Divide) -> None:
+    g.put(op.out, g.node("Div", g.get(op.x), g.get(op.y)))
+
+
+def _where(g: Graph, op: ops.Where) -> None:
+    wide = op.condition.wide
+    y = g.get(op.y) if isinstance(op.y, Value) else g.number(op.y, op.x.wide)
+    g.put(op.out, g.node("Where", g.node("Greater", g.get(op.condition), g.number(0.0, wide)), g.get(op.x), y))
+
+
+def _repeat(g: Graph, op: ops.Repeat) -> None:
+    g.put(op.out, g.node("Tile", g.get(op.x), g.integers(1, op.out.size // op.x.size)))
+
+
+def _transpose(g: Graph, op: ops.Transpose) -> None:
+    columns = op.x.size // op.rows
+    g.put(op.out, g.node("Transpose", g.get(op.x, (op.rows, columns)), perm=[0, 2, 1]), (columns, op.rows))
+
+
+def _convert(g: Graph, op: ops.Convert) -> None:
+    g.put(op.out, g.node("Cast", g.get(op.x), to=type_of(op.out)))
 
 
 def _mix(g: Graph, op: ops.Mix) -> None:
@@ -219,8 +243,8 @@ def _phase(g: Graph, op: ops.Phase) -> None:
 def _follow(g: Graph, op: ops.Follow) -> None:
     number, flag = _number(g, op)
     one = g.constant(torch.ones(1, dtype=op.position.dtype))
-    ones = g.node("Add", g.node("Sub", flag, flag), one)  # one for each sequence of the batch
-    g.put(op.out, g.node("Concat", g.node("Add", number, one), ones, axis=1))
+    before = g.node("Clip", flag, *(g.number(float(bound), op.position.wide) for bound in (0, op.limit - 1)))
+    g.put(op.out, g.node("Concat", g.node("Add", number, one), g.node("Add", before, one), axis=1))
 
 
 def _push(g: Graph, op: ops.Push) -> None:
@@ -261,7 +285,9 @@ _EMITTERS: dict[type[Operation], Callable[[Graph, Any], None]] = {
     ops.Changes: _changes,
     ops.Concat: _concat,
     ops.Constant: _constant,
+    ops.Convert: _convert,
     ops.Count: _count,
+    ops.Divide: _divide,
     ops.Fill: _fill,
     ops.Follow: _follow,
     ops.Lookup: _lookup,
@@ -274,9 +300,12 @@ _EMITTERS: dict[type[Operation], Callable[[Graph, Any], None]] = {
     ops.Push: _push,
     ops.Raise: _raise,
     ops.Remember: _remember,
+    ops.Repeat: _repeat,
     ops.Scale: _scale,
     ops.Select: _select,
     ops.Shares: _shares,
     ops.Split: _split,
     ops.Taps: _taps,
+    ops.Transpose: _transpose,
+    ops.Where: _where,
 }

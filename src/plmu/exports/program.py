@@ -149,6 +149,43 @@ class Multiply(Operation):
 
 
 @dataclass(frozen=True, eq=False)
+class Divide(Operation):
+    x: Value
+    y: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Where(Operation):
+    """x where the condition is above 0, else y, which may be a number."""
+
+    condition: Value
+    x: Value
+    y: Value | float
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat(Operation):
+    """x one or more times in a row."""
+
+    x: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Transpose(Operation):
+    """x (rows, columns) as (columns, rows)."""
+
+    x: Value
+    rows: int
+
+
+@dataclass(frozen=True, eq=False)
+class Convert(Operation):
+    """x in the precision of the output: a wide value as float32, or the other way round."""
+
+    x: Value
+
+
+@dataclass(frozen=True, eq=False)
 class Mix(Operation):
     """x + σ(g) · (y − x)."""
 
@@ -263,10 +300,11 @@ class Phase(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Follow(Operation):
-    """The position after a step: the number of the next, and 1."""
+    """The position after a step: the number of the next, and how many steps there were, counted up to `limit`."""
 
     position: Value
     first: int
+    limit: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,8 +383,8 @@ class Program:
 
     def weight_bytes(self, int8: bool) -> int:
         """Bytes of all constants; with `int8`, weights take a byte each and a scale for each row and column."""
-        total = 4 * sum(array.numel() for array in self.constants)
-        for weight in self.roundable if int8 else ():
+        total = 4 * sum(array.numel() for array in distinct(self.constants))
+        for weight in distinct(self.roundable) if int8 else ():
             total += 4 * sum(weight.shape) - 3 * weight.numel()  # a scale for each row and column
         return total
 
@@ -373,6 +411,11 @@ class Program:
     @property
     def constants(self) -> list[Tensor]:
         return [array for operation in self.operations for array in operation.constants()]
+
+
+def distinct(arrays: list[Tensor]) -> list[Tensor]:
+    """The arrays without those that are equal to an earlier one."""
+    return list({(array.shape, array.contiguous().numpy().tobytes()): array for array in arrays}.values())
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -55,8 +55,8 @@ def runs_whole(model: nn.Module) -> bool:
 
 
 def _in_file(leaf: Tensor, program: Program) -> torch.dtype:
-    """The type of a part of the state in the file: the model's own for samples in float64, else float32, also for counts
-    that are float64 in the model."""
+    """The type of a part of the state in the file: the model's own for samples in float64; else float32, also where it
+    is float64 in the model, as counts are."""
     return leaf.dtype if program.x.wide or not leaf.is_floating_point() else torch.float32
 
 
