@@ -38,6 +38,7 @@ def put(path: Path, model: object, tensors: dict[str, torch.Tensor] | None = Non
 
 LMU = {"input_size": 1, "hidden_size": 1}
 LINEAR = {"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}
+POOLED = {"channels": 1, "horizon": 1, "window": 2}
 SYSTEM = {".systems.0.A": torch.eye(2), ".systems.0.B": torch.ones(2)}
 
 TOO_LONG = "to build this model takes too long for one with 0 bytes of tensors"
@@ -57,6 +58,10 @@ HOSTILE = {
     "a tiny theta": (leaf("DelayLayer", channels=1, order=400, theta=1e-300), TOO_LONG),
     "many theta": (leaf("DelayLayer", channels=1 << 16, order=1, theta=[9.0] * (1 << 16)), TOO_LONG),
     "many memories": (stack(*[leaf("DelayLayer", channels=1, order=300, theta=9.0)] * 99), TOO_LONG),
+    "many members": (leaf("PooledForecast", **POOLED, members=[[2, 0, 0]] * 9000), TOO_LONG),
+    "a member of words": (leaf("PooledForecast", **POOLED, members=[[2, "no", 0]]), "a list of .lookback"),
+    "a short member": (leaf("PooledForecast", **POOLED, members=[[1, 0, 0]]), r"have a lookback from 2"),
+    "a wide member": (leaf("PooledForecast", **POOLED, members=[[2, 0, 0]], random=1 << 40), "missing"),
     "many modules": (stack(*[leaf("ReLU")] * 9000), TOO_LONG),
     "many highways": (leaf("LMUBlock", width=1, order=1, theta=9.0, highways=10**12), TOO_LONG),
     "fewer than no highways": (leaf("LMUBlock", width=1, order=1, theta=9.0, highways=-(10**12)), "highways must be a"),

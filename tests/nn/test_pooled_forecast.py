@@ -10,6 +10,7 @@ import pytest
 import torch
 from closeness import assert_same, within
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import plmu
 from plmu.nn import PooledForecast
@@ -472,6 +473,30 @@ def test_wrong_arguments_are_named(wrong: dict[str, Any], message: str) -> None:
     options: dict[str, Any] = {"horizon": 2, "window": 9, "members": [Member(3, True, False)], **wrong}
     with pytest.raises(ValueError, match=message):
         PooledForecast(1, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace")
+def test_it_works_in_the_modes_of_torch() -> None:
+    layer = build(channels=1, horizon=2, window=9, members=[(4, True, True)], season=2, random=2)
+    x = series(2, 12, 1, 2)
+    expected = layer(x)[0]
+    assert layer.to("meta")(x.to("meta"))[0].shape == expected.shape
+    layer = build(channels=1, horizon=2, window=9, members=[(4, True, True)], season=2, random=2)
+    torch.testing.assert_close(torch.func.vmap(lambda row: layer(row[None])[0][0])(x), expected)
+    assert torch.func.jacrev(lambda x: layer.step(x)[0])(x[:, 0]).isfinite().all()
+    traced = torch.jit.trace(layer, (x,), check_trace=False)
+    torch.testing.assert_close(traced(2 * x)[0], layer(2 * x)[0])
+    with FakeTensorMode():
+        fake = PooledForecast(1, 2, 9, [(4, True, True)], season=2, random=2)
+        assert fake(torch.rand(2, 12, 1))[0].shape == (2, 12, 2)
+
+
+def test_weights_can_be_made_later() -> None:
+    options = {"season": 2, "random": 3}
+    layer = PooledForecast(1, 2, 9, [(4, True, True), (3, False, False)], device="meta", **options)
+    layer.to_empty(device="cpu").reset_parameters()
+    same = PooledForecast(1, 2, 9, [(4, True, True), (3, False, False)], **options)
+    assert all(torch.equal(value, same.state_dict()[name]) for name, value in layer.state_dict().items())
 
 
 def test_its_repr_has_what_matters() -> None:

@@ -51,7 +51,7 @@ class Code:
         self.statements.append(f"{name}({', '.join(map(str, arguments))});")
 
     def constant(self, array: Tensor | None) -> str:
-        """Add a constant array of float or int8_t unless there is an equal one; returns its name in C, NULL for None."""
+        """Add a constant array of float or int8_t unless an equal one is there; returns its C name, NULL for None."""
         if array is None:
             return "NULL"
         key = (array.dtype, array.contiguous().numpy().tobytes())

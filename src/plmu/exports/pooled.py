@@ -215,8 +215,8 @@ def _read(b: Builder, member: Member, readout: Readout, changes: Value, ahead: V
 def _reached(b: Builder, count: Value, needed: Tensor) -> Value:
     """1 for each of these numbers of steps that there are, else 0."""
     repeated, ones = _repeated(b, count, len(needed)), torch.ones(len(needed))
-    more = b.add_like(count, ops.Scale, len(needed), repeated, ones, cast(1 - needed))
-    return _clipped(b, more, 0, 1)
+    excess = b.add_like(count, ops.Scale, len(needed), repeated, ones, cast(1 - needed))
+    return _clipped(b, excess, 0, 1)
 
 
 def _last(b: Builder, x: Value, size: int) -> Value:

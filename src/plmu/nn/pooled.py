@@ -117,7 +117,12 @@ class PooledForecast(WindowedForecast):
         return adjusted(real_part(windows, steps), steps, self.season, self.horizon)
 
     def read(self, windows: Tensor, steps: Tensor) -> Tensor:
-        """Forecasts (..., horizon) of windows; arguments as of `adjusted`."""
+        """Forecasts (..., horizon) of windows.
+
+        Args:
+            windows: (..., window), of one channel; what is in the padding does not matter.
+            steps: how many values of each are real, the last ones, (...).
+        """
         with _exactly(windows):
             exact_windows = windows.to(wide_dtype(windows.dtype))
             dtype = exact_windows.dtype
