@@ -475,7 +475,8 @@ def test_wrong_arguments_are_named(wrong: dict[str, Any], message: str) -> None:
         PooledForecast(1, **options)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python")
 def test_it_works_in_the_modes_of_torch() -> None:
     layer = build(channels=1, horizon=2, window=9, members=[(4, True, True)], season=2, random=2)
     x = series(2, 12, 1, 2)

@@ -109,7 +109,7 @@ def seasonal_indices(windows: Tensor, steps: Tensor, season: int) -> Tensor:
     if season % 2 == 0:  # half weights at both ends
         sums = (sums[..., :-1] + sums[..., 1:]) / 2
     averages = sums / season
-    level = windows.abs().sum(-1, keepdim=True) / steps[..., None].clamp(min=1)
+    level = windows.abs().sum(-1, keepdim=True) / steps[..., None].clamp(1, size)
     rises = averages > FLAT * level
     ratios = torch.where(rises, windows[..., half : size - half] / torch.where(rises, averages, 1.0), 1.0)
     # An average is valid if all that it averages is real.
@@ -199,7 +199,7 @@ def pooled(
     windows = real_part(windows, steps)
     without, ahead = adjusted(windows, steps, season, horizon)
     total, mean = shares.new_zeros(steps.shape)[..., None], torch.zeros_like(ahead)
-    for (member, readout), share in zip(members, shares, strict=True):
+    for (member, readout), share in zip(members, shares.unbind(), strict=True):
         values = (without if member.adjusted else windows)[..., -member.lookback :]
         available = (steps >= member.lookback)[..., None]
         total = total + torch.where(available, share, 0.0)
@@ -234,7 +234,7 @@ class PooledForecast(Windowed):
         random = self.projection.shape[1]
         projections = arrays["projection"].split([m.inputs(self.horizon, self.season) for m in self.members])
         weights = arrays["weight"].split([member.features(random) for member in self.members])
-        return zip(self.members, map(Readout, projections, arrays["offset"], weights), strict=True)
+        return zip(self.members, map(Readout, projections, arrays["offset"].unbind(), weights), strict=True)
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         window, position = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
