@@ -33,8 +33,8 @@ class PooledForecast(WindowedForecast):
     any is, the last value without its season times the season ahead. docs/math.md has the formulas.
 
     Weights start at zero, so that the forecast is the last value times the season. They can be fitted in closed form to
-    the windows of many series: `adjusted` and `members[i].features` give the regressors. Weights and shares can be
-    trained too; `mean` and `scale` of a member standardise the input of its random features.
+    the windows of many series: `adjusted` and `members[i].features` give the regressors, and `mean` and
+    `scale` of a member standardise the input of its random features. The weights can be trained, too.
 
     Args:
         channels: features of x; each is forecast from itself.
