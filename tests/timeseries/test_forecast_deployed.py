@@ -77,7 +77,9 @@ def test_gaps_between_lines(load_run: Path, capsys: pytest.CaptureFixture[str]) 
     whole = streamed([*rows[:2], ",".join(held), *rows[3:8]])
     filled = streamed([*rows[:2], *rows[3:8]], missing="hold")
     assert [answer["forecast"] for answer in filled[2:]] == [answer["forecast"] for answer in whole[3:]]
-    with pytest.raises(ValueError, match="line 4: 1 step is missing before it, from 2024-01-01 04:00 on: --missing hold"):
+    with pytest.raises(
+        ValueError, match="line 4: 1 step is missing before it, from 2024-01-01 04:00 on: --missing hold"
+    ):
         streamed([*rows[:2], *rows[3:8]])
     skipped = streamed([*rows[:2], *rows[3:8]], on_error="skip")
     assert "missing" in skipped[2]["error"]

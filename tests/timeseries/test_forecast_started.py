@@ -246,7 +246,9 @@ def test_a_server_says_where_it_takes_a_stream_to_begin(load_run: Path) -> None:
         assert "warning" not in ask(sample=[50, 15]).json()
         wrong = ask(sample=[50, 15], time="2024-01-31 06:00")
         assert wrong.status_code == 409
-        assert "the next sample of this session is at 2024-01-31 04:00, not at 2024-01-31 06:00" in wrong.json()["error"]
+        assert (
+            "the next sample of this session is at 2024-01-31 04:00, not at 2024-01-31 06:00" in wrong.json()["error"]
+        )
         assert ask(sample=[50, 15], time="2024-01-31 04:00").json()["step"] == 3
         assert client.get("/sessions/a").json()["next_time"] == "2024-01-31 06:00"
         ask(reset=True)

@@ -159,7 +159,8 @@ def stream_parser() -> Parser:
         help="what an empty field or NaN does: raise, hold or zero (what the model does)",
     )
     parser.add_argument(
-        "--time", help="time of the first sample of a forecast, where lines have none (the step after the training data)"
+        "--time",
+        help="time of the first sample of a forecast, where lines have none (the step after the training data)",
     )
     parser.add_argument("--state", type=Path, help="file to continue from, if it is there, and to save the state to")
     parser.add_argument(

@@ -116,9 +116,7 @@ class LineStream:
         self.names.append(name)
         return len(self.names) > 1 and not self.ended
 
-    def _forecast(
-        self, sample: list[float], time: str | None, forecasts: Forecasts
-    ) -> Iterator[dict[str, Any] | None]:
+    def _forecast(self, sample: list[float], time: str | None, forecasts: Forecasts) -> Iterator[dict[str, Any] | None]:
         """The forecast after a sample, at the step of its time. None first where a sequence ends, since the time is
         long after that of the sample before.
 
@@ -127,10 +125,10 @@ class LineStream:
         """
         step = None if time is None else step_of(forecasts.clock, time)
         expected = forecasts.next_step(self.stream.state) if self.stream.steps and not self.ended else None
-        if step is not None and expected is not None and step != expected:
-            if self._fill(step - expected, forecasts.time_of(expected), forecasts.model.lookback):
-                yield None
-                self.ended = True
+        gap = 0 if step is None or expected is None else step - expected
+        if gap and expected is not None and self._fill(gap, forecasts.time_of(expected), forecasts.model.lookback):
+            yield None
+            self.ended = True
         first, warning = self.ended or not self.stream.steps, None
         self._begin()
         if first:

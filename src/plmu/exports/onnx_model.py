@@ -105,8 +105,6 @@ def _info(program: Program, name: str, axes: list[str]) -> Any:
 def _state_infos(program: Program, suffix: str) -> list[Any]:
     """Types and shapes of the states, named state_0_suffix, …"""
     return [
-        helper.make_tensor_value_info(
-            f"state_{i}_{suffix}", type_of(state), ["batch", *(state.shape or (state.size,))]
-        )
+        helper.make_tensor_value_info(f"state_{i}_{suffix}", type_of(state), ["batch", *(state.shape or (state.size,))])
         for i, state in enumerate(program.states)
     ]

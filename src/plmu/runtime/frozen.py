@@ -136,7 +136,12 @@ def as_sample(x: Any, takes_tokens: bool, place: Tensor | None = None) -> Tensor
         return x
     try:
         sample = torch.as_tensor(_unmasked(x, takes_tokens) if hasattr(x, "filled") else x)
-        if place is not None and place.dtype == torch.float64 and sample.is_floating_point() and not hasattr(x, "dtype"):
+        if (
+            place is not None
+            and place.dtype == torch.float64
+            and sample.is_floating_point()
+            and not hasattr(x, "dtype")
+        ):
             return torch.as_tensor(x, dtype=torch.float64)  # torch has rounded it to the default precision
         return sample
     except (RuntimeError, TypeError, ValueError) as error:

@@ -67,9 +67,7 @@ def make_server(deployed: Deployed, options: Options) -> Server:
             if snapshot is not None:
                 width = snapshot.width  # with another one sums would round differently
         sessions = plmu.Sessions(deployed.frozen, width or usual_width(deployed.frozen), missing=missing)
-        batcher = Batcher(
-            sessions, options.limits, Metrics(), reader.code, journal, options.tick, deployed.forecasts
-        )
+        batcher = Batcher(sessions, options.limits, Metrics(), reader.code, journal, options.tick, deployed.forecasts)
         on_error.pop_all()
     return Server(deployed, batcher, reader, access)
 

@@ -25,6 +25,21 @@ def document(model: dict[str, Any]) -> dict[str, Any]:
         "id": {"type": ["string", "integer"], "description": "Repeated in the answer."},
         "outputs": {"type": "boolean", "description": "Whether a language model answers with all outputs."},
     }
+    forecast: dict[str, Any] = {}
+    if model["next_time"] is not None:
+        extras["time"] = {
+            "type": ["string", "number"],
+            "description": "Of a forecast: the time of the first sample. Without one, a session begins at"
+            f" {model['next_time']}.",
+        }
+        columns = {"type": "object", "additionalProperties": numbers}
+        forecast = {
+            "time": {"type": "string", "description": "Of the last sample."},
+            "times": {"type": "array", "items": {"type": "string"}, "description": "Of the steps ahead."},
+            "forecast": {**columns, "description": "The steps ahead of each column."},
+            "intervals": {**columns, "description": "Ends of prediction intervals, such as load-lo-80."},
+            "warning": {"type": "string", "description": "That no time was given, and which one is taken."},
+        }
     message = {
         "type": "object",
         "properties": {**requests, **extras},
@@ -44,6 +59,7 @@ def document(model: dict[str, Any]) -> dict[str, Any]:
             "next": {"type": "array", "items": {"type": "object"}},
             "id": {"type": ["string", "integer"]},
             "closed": {"type": "boolean"},
+            **forecast,
         },
     }
     session = {"name": "name", "in": "path", "required": True, "schema": extras["session"]}
@@ -63,7 +79,7 @@ def document(model: dict[str, Any]) -> dict[str, Any]:
                         "required": True,
                         "content": {_JSON: {"schema": {"$ref": "#/components/schemas/Message"}}},
                     },
-                    "responses": _responses("#/components/schemas/Answer", 400, 401, 403, 404, 413, 422, 429, 503, 507),
+                    "responses": _responses("#/components/schemas/Answer", 400, 401, 403, 404, 409, 413, 422, 429, 503, 507),
                 }
             },
             "/sessions/{name}": {

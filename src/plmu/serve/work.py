@@ -170,7 +170,7 @@ class Work:
             request.error = BadMessage(
                 f"the next sample of this session is at {forecasts.time_of(step)}, not at"
                 f" {forecasts.time_of(message.start or 0)}: send the samples between, or null with --missing hold; or"
-                " {\"reset\": true} first",
+                ' {"reset": true} first',
                 409,
             )
             return False
@@ -205,7 +205,8 @@ class Work:
             del self.by_name[request.name]
             records += packed(CLOSE, session.row)
         elif request.kind == START:
-            assert request.message is not None and request.message.start is not None
+            assert request.message is not None
+            assert request.message.start is not None
             self._start(session, request.message.start)
         else:
             self.sessions.reset(session.row)
