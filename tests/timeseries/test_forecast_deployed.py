@@ -12,6 +12,7 @@ import pytest
 from forecasts import COUNT, HORIZON, RUN, table, written
 from starlette.testclient import TestClient
 
+import plmu
 from plmu.cli.program import main
 from plmu.cli.stream_lines import Options, show
 from plmu.runs import deployed
@@ -158,6 +159,21 @@ def test_a_stream_reads_lines_with_text_and_series_of_a_panel(
     assert answers == streamed([names, *lines])
     assert answers[21:41] == streamed(lines[20:40])
     assert answers[42]["time"] == "2024-01-01 00:00"
+    Path("part.csv").write_text("".join([names, *lines[20:40]]))
+    forecaster = plmu.Forecaster.from_run(RUN)
+    expected = forecaster.predict(Path("part.csv"), level=forecaster.levels_).to_dict(as_series=False)
+    answer: Any = answers[40]
+    ahead = {**answer["forecast"], **answer["intervals"]}
+    assert [*ahead] == [name for name in expected if name not in ("time", "shop / item")]
+    for name, column in ahead.items():  # relative to the changes in the window, which float32 rounds
+        np.testing.assert_allclose(column, expected[name], rtol=1e-5)
+    server = make_server(deployed.load(RUN), ServerOptions())
+    loads = [float(line.split(",")[3]) for line in lines[20:40]]
+    with TestClient(server.app(), base_url="http://127.0.0.1") as client:
+        message = {"samples": loads, "time": answers[21]["time"], "session": "north-coffee"}
+        served = client.post("/step", json=message).json()
+    for name, column in served["intervals"].items():
+        np.testing.assert_allclose(column, answer["intervals"][name], rtol=1e-5)
     with pytest.raises(ValueError, match="expected 1 number, or the 6 fields of a line of the file, got 4"):
         show(RUN, ["1,2,3,4\n"], Options(), io.StringIO())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _JSON = "application/json"
+_WRONG = (400, 401, 403, 404, 409, 413, 422, 429, 503, 507)  # statuses of errors of a message
 
 
 def document(model: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +80,9 @@ def document(model: dict[str, Any]) -> dict[str, Any]:
                         "required": True,
                         "content": {_JSON: {"schema": {"$ref": "#/components/schemas/Message"}}},
                     },
-                    "responses": _responses("#/components/schemas/Answer", 400, 401, 403, 404, 409, 413, 422, 429, 503, 507),
+                    "responses": _responses(
+                        "#/components/schemas/Answer", 400, 401, 403, 404, 409, 413, 422, 429, 503, 507
+                    ),
                 }
             },
             "/sessions/{name}": {
