@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.testclient import TestClient
 import plmu
 from plmu.cli.program import main
 from plmu.cli.stream_lines import Options, show
+from plmu.errors import RunError
 from plmu.runs import deployed
 from plmu.serve import Options as ServerOptions
 from plmu.serve import make_server
@@ -204,3 +206,39 @@ def test_an_export_names_the_columns(load_run: Path, tmp_path: Path) -> None:
     main(["export", str(load_run), "--to", "c", "--out", str(tmp_path)])
     about = json.loads((tmp_path / "model.json").read_text())
     assert (json.loads(about["columns"]), about["horizon"]) == (["load", "temp"], str(HORIZON))
+
+
+def test_a_saved_state_knows_its_time(load_run: Path, tmp_path: Path) -> None:
+    """The next line must follow; without times it does."""
+    header, *rows = written().splitlines(keepends=True)
+
+    def streamed(lines: list[str], state: Path | None = None) -> list[Any]:
+        out = io.StringIO()
+        show(load_run, [header, *lines], Options(json=True, state=state), out)
+        return [{**json.loads(line), "line": 0} for line in out.getvalue().splitlines()]
+
+    whole, state = streamed(rows[5:17]), tmp_path / "state"
+    assert streamed(rows[5:9], state) + streamed(rows[9:13], state) == whole[:8]
+    with pytest.raises(ValueError, match="its time does not follow the line before: the next is 2024-01-02 02:00"):
+        streamed(rows[3:5], state)
+    out = io.StringIO()
+    show(load_run, [line.partition(",")[2] for line in rows[13:17]], Options(json=True, state=state), out)
+    assert [json.loads(line)["forecast"] for line in out.getvalue().splitlines()] == [
+        one["forecast"] for one in whole[8:]
+    ]
+
+
+def test_files_of_another_run_are_refused(load_run: Path, tmp_path: Path) -> None:
+    """Intervals of another number of columns, and a run of an earlier version, whose clock is in series.json alone."""
+    for name in ("model.plmu", "outputs.json", "intervals.json", "series.json"):
+        shutil.copy(load_run / name, tmp_path)
+    outputs = json.loads((tmp_path / "outputs.json").read_text())
+    (tmp_path / "outputs.json").write_text(json.dumps(outputs | {"clock": None, "next_step": None}))
+    forecasts = deployed.load(tmp_path).forecasts
+    assert forecasts is not None
+    assert forecasts.time_of(forecasts.first_step) == "2024-01-01 00:00"
+    assert "where its season begins" in (forecasts.assumption(forecasts.first_step) or "")
+    content = json.loads((tmp_path / "intervals.json").read_text())
+    (tmp_path / "intervals.json").write_text(json.dumps(content | {"low": [level[:1] for level in content["low"]]}))
+    with pytest.raises(RunError, match=r"intervals\.json is of another run"):
+        deployed.load(tmp_path)
