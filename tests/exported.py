@@ -6,7 +6,6 @@ from typing import Any
 
 import blocks
 import layers
-import numpy as np
 import onnxruntime
 import torch
 from torch import Tensor, nn

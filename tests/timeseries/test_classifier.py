@@ -388,3 +388,18 @@ def test_the_sharpness_is_bounded() -> None:
     low, high = (ridge_classes.sharpness(factor * right, labels) for factor in (-1.0, 1e-9))
     assert low == pytest.approx(2.0**-4, rel=2e-3)
     assert high == pytest.approx(2.0**7, rel=2e-3)
+
+
+def test_series_that_float32_has_no_digits_for() -> None:
+    """Normalised in float64 they are classified as well as ever; as they are, they are refused."""
+    generator = np.random.default_rng(0)
+    phase = 6 * generator.random((40, 1))
+    y = np.arange(40) % 2
+    X = np.sin(np.arange(30) * (0.3 + 0.3 * y[:, None]) + phase)
+    near, far = (plmu.SequenceClassifier(projections=20).fit(X + level, y) for level in (0.0, 1e8))
+    assert near.score(X, y) > 0.9
+    assert far.normalize_ is True
+    assert far.score(X + 1e8, y) > 0.9
+    with pytest.raises(ValueError, match=r"X is at 1e\+08 in channel 0 and changes by 2: float32 has not that"):
+        plmu.SequenceClassifier(normalize=False).fit(X + 1e8, y)
+    assert plmu.SequenceClassifier(normalize=False, projections=20).fit(X + 100, y).score(X + 100, y) > 0.9

@@ -94,3 +94,11 @@ def test_frames_of_months_and_weekdays_keep_the_phase(freq: str) -> None:
     ahead = framed.predict(frame[100:260])["y"].to_numpy()
     np.testing.assert_allclose(ahead, plain.predict(y[100:260]), rtol=1e-5, atol=1e-4)
     assert np.sqrt(np.mean((ahead - y[260:]) ** 2)) < 0.5
+
+
+def test_the_formula_says_in_which_zone_times_are() -> None:
+    clock = CLOCKS["quarter hours"]
+    assert clock.formula.endswith("with t the time in seconds since 1970-01-01 00:00 UTC")
+    here = Clock("time", clock.first, clock.step)
+    assert here.formula.endswith("with t the time in seconds since 1970-01-01 00:00 in the time zone of the data")
+    assert CLOCKS["numbers"].formula.endswith("with t the time of the data")

@@ -131,8 +131,8 @@ class LineStream:
         """
         step = None if time is None else step_of(forecasts.clock, time)
         expected = forecasts.next_step(self.stream.state) if self.stream.steps and not self.ended else None
-        missing = 0 if step is None or expected is None else step - expected
-        if missing and self._fill(missing, forecasts.time_of(step or 0), forecasts.model.lookback):
+        gap = 0 if step is None or expected is None else step - expected
+        if gap and expected is not None and self._fill(gap, forecasts.time_of(expected), forecasts.model.lookback):
             yield None
             self.ended = True
         first, warning = self.ended or not self.stream.steps, None

@@ -138,6 +138,8 @@ def export(
     else:
         output = _c(program, name, described, int8, fixed_point, measure)
     output.notes += _season_notes(program, name, to)
+    if int8 and not program.roundable:
+        output.notes.append("int8: nothing was rounded, since all weights of this model are of memories")
     if measure:
         from plmu.exports.measure import stream_time
 
@@ -210,7 +212,7 @@ def _metadata(program: Program, extra: Mapping[str, Any] | None, to: str, int8: 
         "input": {"tokens": program.tokens},
         "outputs": program.y.size,
         "states": states,
-        "weights": "int8, fixed-point sums" if fixed else "int8" if int8 else "float32",
+        "weights": "float32" if not (int8 and program.roundable) else "int8, fixed-point sums" if fixed else "int8",
     }
     if program.tokens is None:
         described["input"] = {"features": program.x.size, "type": str(program.x.dtype).removeprefix("torch.")}

@@ -1,8 +1,8 @@
 """Forecasts from windows, for single steps; and the formulas that `plmu.nn` trains, which are the same.
 
-A position (batch, 2), of integers, is the number of a sequence's next step, and a flag: 1 after the first step, 0 before
-it, when the layer's own phase is taken instead; or −1 before it, when the number is preset
-(`plmu.nn.LookbackForecast.state_at`). The phase in the season is this number modulo the season.
+A position (batch, 2), of integers, is the number of a sequence's next step, and a flag: 1 after the first step; 0
+before it, when the layer's own phase is taken instead; −1 before it, when the number is preset, as by
+`plmu.nn.LookbackForecast.state_at`. The phase in the season is this number modulo the season.
 
 Only differences of values matter, so values may be far from zero in float64, in which all is then computed.
 """

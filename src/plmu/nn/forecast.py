@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from plmu.core.modes import is_open
 from plmu.core.systems import DelayNetwork, LinearSystem
 from plmu.folded import Folded, WindowForecast, wide_dtype
-from plmu.folded.forecast import Season, number_of, position_after, pushed, read_out, season_in, standard
 from plmu.folded.forecast import Standard as Standard
+from plmu.folded.forecast import number_of, position_after, pushed, read_out, season_in, standard
 from plmu.nn.folding import exact
 from plmu.nn.past import ends
 from plmu.nn.savable import savable
