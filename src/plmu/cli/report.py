@@ -12,7 +12,7 @@ from typing import Any
 from plmu.cli.curves import curves, has_curves, labelled, plot_curves
 from plmu.cli.tables import HEADER, SHORTENED, rows, shortened, shown, titled
 from plmu.errors import RunError
-from plmu.runs.folder import read_json
+from plmu.runs.folder import read_json, write_figure, write_text
 from plmu.timeseries.reporting import literal
 from plmu.training.terminal import Console, show_table
 
@@ -98,7 +98,7 @@ def report(folders: Sequence[Path], out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         plot(summaries, out / "results.png")
         drawn = plot_curves(summaries, out / "curves.png")
-        (out / "report.html").write_text(page, encoding="utf-8")
+        write_text(out / "report.html", page)
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror or error}; choose another --out") from None
     summary_table(summaries)
@@ -190,7 +190,7 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
     ]
     figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False)
     figure.tight_layout(rect=(0, 0.07 / down, 1, 1))
-    figure.savefig(path, dpi=120)
+    write_figure(path, figure, dpi=120)
     pyplot.close(figure)
 
 
