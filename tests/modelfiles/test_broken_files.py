@@ -176,9 +176,7 @@ def test_ties_that_do_not_fit_leave_the_model_as_it_was(path: Path) -> None:
 # ---------------------------------------------------------------- failing writes
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr
-)
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
 def test_a_failing_write_leaves_the_old_file(error: BaseException, old: bool, path: Path, monkeypatch) -> None:
     if old:

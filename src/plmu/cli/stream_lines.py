@@ -17,7 +17,7 @@ import torch
 import plmu
 from plmu.cli.number_lines import NumberLines
 from plmu.clock import Clock
-from plmu.errors import FileFormatError
+from plmu.errors import FileFormatError, printable
 from plmu.runs.deployed import Deployed, load
 from plmu.runs.folder import SERIES_FILE
 from plmu.text.symbols import Words
@@ -191,14 +191,14 @@ def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None 
                 try:
                     line = _utf8(line.removeprefix("\ufeff") if number == 1 else line)
                     for answer in stream.answers(line):
-                        print(_shown(answer, number, stream), file=screen, flush=True)
+                        print(printable(_shown(answer, number, stream)).replace("\n", "\\n"), file=screen, flush=True)
                 except (TypeError, ValueError) as error:
                     fault = f"line {number}: {error}"
                     if options.on_error == "stop":
                         raise ValueError(fault) from None
                     if options.json:
                         print(json.dumps({"line": number, "error": str(error)}), file=screen, flush=True)
-                    print(f"plmu: {fault}", file=sys.stderr, flush=True)
+                    print(f"plmu: {printable(fault)}", file=sys.stderr, flush=True)
     finally:
         stream.save()
 

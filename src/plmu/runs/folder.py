@@ -63,6 +63,8 @@ def read_json(path: Path) -> Any:
     Raises:
         ValueError: it is not JSON.
     """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ValueError("it is not a regular file")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:

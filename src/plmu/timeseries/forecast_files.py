@@ -123,7 +123,14 @@ def write_report(
     }
     write_json(folder / REPORT, content)
     plot_errors(folder / ERRORS, scores.errors)
-    lines = [f"test: {scores.windows:,} windows; mse and mae in units of each column's standard deviation"]
+    lines = []
+    if folds:  # first, so that a terminal of 24 rows ends with the scores
+        lines.append("rolling backtest:")
+        lines += text_table(["rows", "windows", "mse", "last value"], [
+            [f"{fold['rows']:,}", f"{fold['windows']:,}", f"{fold['model_mse']:.4g}", f"{fold['last_value_mse']:.4g}"]
+            for fold in folds
+        ])  # fmt: skip
+    lines.append(f"test: {scores.windows:,} windows; mse and mae in units of each column's standard deviation")
     shorter = sorted({steps for steps in horizons if steps < settings.horizon})
     header = ["", "mse", "mae", *(f"mse of {steps} steps" for steps in shorter)]
     header += [f"mae of {shortened(name)}" for name in settings.values]
@@ -134,13 +141,7 @@ def write_report(
     lines += text_table(header, rows)
     for level, share in zip(scores.levels, scores.coverage, strict=True):
         lines.append(f"{100 * level:g} % intervals held {100 * share:.1f} % of the measured values")
-    if folds:
-        lines.append("rolling backtest:")
-        lines += text_table(["rows", "windows", "mse", "last value"], [
-            [f"{fold['rows']:,}", f"{fold['windows']:,}", f"{fold['model_mse']:.4g}", f"{fold['last_value_mse']:.4g}"]
-            for fold in folds
-        ])  # fmt: skip
-    return [*lines, f"wrote {folder / FORECASTS}, {folder / ERRORS}, {folder / REPORT}"]
+    return [*lines, f"wrote {FORECASTS}, {ERRORS} and {REPORT} to {folder}"]
 
 
 def covariates_summary(names: tuple[str, ...], summary: Mapping[str, Any]) -> str:
