@@ -290,4 +290,4 @@ def export(options: Namespace) -> None:
     _note_other_model(run)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AccuracyWarning)  # the report has it
-        print(printable(export_run(run, out, to, metadata, measure=True, **exporting)))
+        print(printable(str(export_run(run, out, to, metadata, measure=True, **exporting))))

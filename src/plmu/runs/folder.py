@@ -72,14 +72,14 @@ def read_json(path: Path) -> Any:
 
 
 def parsed(path: Path, parse: Callable[[Any], Content]) -> Content:
-    """The content of a JSON file of a run, through a function that raises ValueError, KeyError or TypeError.
+    """The content of a JSON file of a run, through a function that may raise any error of wrong values and types.
 
     Raises:
         RunError: the file is missing or damaged.
     """
     try:
         return parse(read_json(path))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise RunError(f"{path} is missing or damaged ({type(error).__name__}): copy it again") from None
 
 

@@ -16,6 +16,7 @@ from plmu.errors import RunError
 from plmu.modelfiles.files import load as load_model
 from plmu.modelfiles.files import save
 from plmu.nn.forecast import LookbackForecast
+from plmu.runs.configuration import typed
 from plmu.runs.folder import INTERVALS_FILE, MODEL_FILE, SERIES_FILE, parsed, write_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
@@ -63,7 +64,7 @@ def read_settings(folder: Path) -> Settings:
 
     def settings(content: Any) -> Settings:
         tuples = {name: tuple(content.get(name, ())) for name in ("values", "covariates")}  # old runs lack covariates
-        return Settings(**{**content, **tuples, "clock": Clock(**content["clock"])})
+        return typed(Settings(**{**content, **tuples, "clock": typed(Clock(**content["clock"]))}))
 
     return parsed(folder / SERIES_FILE, settings)
 
