@@ -44,11 +44,6 @@ ODD = (
 )
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
 PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
-    "README.md",
-    "CONTRIBUTING.md",
-    "SECURITY.md",
-    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
-]
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
