@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# Control characters but tabs and line breaks, and what turns the direction of text: a terminal would obey them.
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class RunError(RuntimeError):
@@ -48,6 +52,11 @@ EXTRAS = {
     **dict.fromkeys(("starlette", "uvicorn", "uvloop", "websockets"), "serve"),
     "polars": "data",
 }
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: names from a user's files may hold control characters, which are shown as \\u001b."""
+    return _OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def how_to_install(module: str) -> str:
