@@ -388,3 +388,17 @@ def test_the_sharpness_is_bounded() -> None:
     low, high = (ridge_classes.sharpness(factor * right, labels) for factor in (-1.0, 1e-9))
     assert low == pytest.approx(2.0**-4, rel=2e-3)
     assert high == pytest.approx(2.0**7, rel=2e-3)
+
+
+def test_without_a_second_example_of_any_class_the_smallest_alpha_is_taken() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 5)
+    alphas, scales = [1e-3, 1.0, 1e3], torch.ones(5)
+    assert leave_one_out(x, torch.arange(12), alphas, scales).alpha == 1e-3
+    single = torch.tensor([0] * 6 + [1] * 5 + [2])  # a class with one example leaves the choice open
+    asked = [leave_one_out(x, single, [alpha], scales) for alpha in alphas]
+    target = 2.0 * torch.nn.functional.one_hot(single, 3).double() - 1
+    z = (x - x.mean(0)) / x.std(0, correction=0)
+    best, _, _ = ridge_classes._choose_alpha(z, target, single, alphas)
+    assert leave_one_out(x, single, alphas, scales).alpha == best > 1e-3
+    assert [readout.alpha for readout in asked] == alphas
