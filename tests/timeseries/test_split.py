@@ -134,8 +134,9 @@ def test_the_first_rows_alone() -> None:
     assert first.settings is split.settings
 
 
-@pytest.mark.parametrize(("rows", "season", "lookback"), [(4, 0, 1), (20, 0, 9), (2000, 0, 336), (2000, 400, 800), (900, 0, 336),
-                                                         (700, 0, 336), (690, 400, 344)])  # fmt: skip
+@pytest.mark.parametrize(("rows", "season", "lookback"), [
+    (4, 0, 1), (20, 0, 9), (2000, 0, 336), (2000, 400, 800), (900, 0, 336), (700, 0, 336), (690, 400, 344),
+])  # fmt: skip
 def test_the_proposed_lookback(rows: int, season: int, lookback: int) -> None:
     """336, or two seasons, or half of the rows before the horizon."""
     settings = Split.of_tables(as_list(noise(rows), "X"), (), Wanted(2, season=season)).settings
