@@ -295,8 +295,8 @@ def test_which_options_are_refused(option: str, wrong: tuple[Any, ...], right: t
 
 
 @pytest.mark.parametrize("method", [
-    lambda f: f.model, lambda f: f.predict(), lambda f: f.evaluate(), lambda f: f.score(np.ones(9)), lambda f: f.stream(),
-    lambda f: f.stream(start=3), lambda f: f.backtest(), lambda f: f.plot("a.png"), lambda f: f.levels_,
+    lambda f: f.model, lambda f: f.predict(), lambda f: f.evaluate(), lambda f: f.score(np.ones(9)),
+    lambda f: f.stream(), lambda f: f.stream(start=3), lambda f: f.backtest(), lambda f: f.plot("a.png"), lambda f: f.levels_,
     lambda f: f.settings_, lambda f: f.fitted_,
 ])  # fmt: skip
 def test_fit_comes_first(method: Any) -> None:
