@@ -402,3 +402,17 @@ def test_without_a_second_example_of_any_class_the_smallest_alpha_is_taken() -> 
     best, _, _ = ridge_classes._choose_alpha(z, target, single, alphas)
     assert leave_one_out(x, single, alphas, scales).alpha == best > 1e-3
     assert [readout.alpha for readout in asked] == alphas
+
+
+def test_features_of_two_normalisations_are_scaled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where features of both are joined, each copy has its shares of time first, and then its positions."""
+    asked = []
+    real = ridge_classes.leave_one_out
+    monkeypatch.setattr(
+        "plmu.timeseries.classifier.leave_one_out", lambda *values: asked.append(values[3]) or real(*values)
+    )
+    x, y = waves(24)
+    plmu.SequenceClassifier(**SMALL).fit(x * np.arange(1, 25)[:, None, None], y)
+    alone, joined = asked[0], next(scales for scales in asked if len(scales) == 2 * len(asked[0]))
+    assert torch.equal(joined, torch.cat([alone, alone]))
+    assert alone.unique().tolist() == pytest.approx([0.5**0.5, 1.0])

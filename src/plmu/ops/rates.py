@@ -1,10 +1,10 @@
 """Rates of devices and the time that work takes on them, for all cost estimates.
 
 The time of an algorithm is estimated as arithmetic / rate + traffic / bandwidth, and launches · latency, forward and
-backward together; constant matrices, which are read but never written, count at a bandwidth of their own. On a CPU it is the sum of both,
-on a GPU the larger, since a GPU works while the next launch is prepared. In a CUDA graph, where launches take little but
-follow each other, it is the sum too. The rates are round numbers measured once for each kind of device; only their
-ratios matter to the choice.
+backward together; constant matrices, which are only read, count at a bandwidth of their own. On a CPU it is the sum of
+both, on a GPU the larger, since a GPU works while the next launch is prepared. In a CUDA graph, where launches take
+little but follow each other, it is the sum too. The rates are round numbers measured once for each kind of device; only
+their ratios matter to the choice.
 """
 
 from __future__ import annotations
