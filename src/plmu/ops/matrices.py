@@ -100,11 +100,6 @@ def unit_states(system: LinearSystem, length: int) -> Tensor:
     return response(system, length).squeeze(2).cumsum(1).mT.contiguous()
 
 
-def unit_state(system: LinearSystem, length: int) -> Tensor:
-    """The state after `length` steps of an input that is 1: (order,)."""
-    return response(system, length).squeeze(2).sum(1)
-
-
 def may_grow(system: LinearSystem) -> bool:
     """Whether the powers of Ā may grow: the system is not stable, or its values cannot be read."""
     return not (system.constant and system.numbers(_stable)[0] == 1)

@@ -181,6 +181,7 @@ def _old_outputs(experiment: str, name: str) -> Outputs:
 
 
 def _why_no_model(experiment: str, name: str) -> str:
+    """The reason, for an error, why the model `name` of an experiment cannot be loaded as a stream."""
     if experiment == "iwslt":
         return "iwslt reads whole sentences, which are no stream: `plmu translate` translates them"
     if experiment in ("qqp", "snli"):
