@@ -7,14 +7,16 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_serve import saved
 from test_serve_faults import collected, post, served  # noqa: F401
 
+from benchmarks import serving as script
 from benchmarks.websocket import HANDSHAKE, frame
 from plmu.errors import RunError
 from plmu.serve import BACKLOG, RESERVE, Options, connections, open_files
@@ -459,3 +461,21 @@ def read_until(client: socket.socket, end: bytes) -> bytes:
         assert part, data
         data += part
     return data
+
+
+@pytest.mark.usefixtures("collected")
+def test_malformed_messages_beside_healthy_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short form of what `python -m benchmarks.serving` measures with a process of its own."""
+    run = script.save_model(tmp_path / "run")
+    counts: dict[str, Any] = {}
+
+    def talk(address: str) -> None:
+        program = SimpleNamespace(port=int(address.rsplit(":", 1)[1]), memory=lambda: 0.0)
+        monkeypatch.setattr(script, "server", lambda _: nullcontext(program))
+        counts.update(asyncio.run(script.hostile(run, messages=300, healthy=4)))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    served(run, Options(port=0), talk)
+    assert counts["answered_with_an_error"] == 300
+    assert counts["healthy_samples"] > 0
+    assert (counts["healthy_lost"], counts["healthy_wrong"], counts["closed_connections"]) == (0, 0, 0)
