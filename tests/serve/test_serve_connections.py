@@ -448,10 +448,17 @@ def test_a_server_with_clients_that_send_too_little_or_too_much(tmp_path: Path, 
                     assert client.recv(100) == b""
                 client.close()
             assert b"exactly one of" in bad.recv(100)
+            healthy.sendall(frame(b" " * 140_000))  # twice as long as a message may be, and more
+            with suppress(ConnectionResetError):  # closed with code 1009, perhaps before all has been sent
+                assert read_until(healthy, b"\x03\xf1")[:1] == b"\x88"
+            for wrong in (b"\x16\x03\x01", b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2\r\n"):
+                with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+                    client.sendall(wrong + b"\r\n\r\n")
+                    assert client.recv(100).startswith(b"HTTP/1.1 40")
         os.kill(os.getpid(), signal.SIGTERM)
 
     served(saved(tmp_path / "run"), Options(port=0, limits=Limits(connections=8)), talk)
-    assert "Traceback" not in caplog.text
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 def read_until(client: socket.socket, end: bytes) -> bytes:
