@@ -307,8 +307,13 @@ def test_wrong_use_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[
         ([str(tmp_path / "nowhere")], "no model at"),
         ([run, "--idle", "0"], "--idle must be above 0"),
         ([run, "--port", "65536"], "--port must be 0 to 65535, got 65536"),
-        ([run, "--width", "0"], "--width must be 1 to 4096, got 0"),
-        ([run, "--width", "100000000"], "--width must be 1 to 4096"),
+        ([run, "--port", "0", "--width", "0"], "--width must be 1 to 4096, got 0"),
+        ([run, "--port", "0", "--width", "100000000"], "--width must be 1 to 4096"),
+        ([run, "--port", "0", "--root-path", "x"], "--root-path must be like /plmu, got 'x'"),
+        ([run, "--port", "0", "--allow-origin", "x"], "--allow-origin must be like https://example.org, or *, got x"),
+        ([run, "--port", "0", "--allow-host", "a:1"], "--allow-host must be a name without a port"),
+        ([run, "--connections", "0"], "--connections must be above 0, got 0"),
+        ([run, "--address-connections", "0"], "--address-connections must be above 0, got 0"),
         ([run, "--host", "203.0.113.1", "--token", "long-enough"], "cannot listen on 203.0.113.1:8000"),
     ]:
         assert message in refused(["serve", *words], capsys)

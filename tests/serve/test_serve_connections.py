@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -13,7 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_serve import saved
+from starlette.testclient import WebSocketDenialResponse
+from test_serve import ask, saved, serving
+from test_serve import socket as websocket
 from test_serve_faults import collected, post, served  # noqa: F401
 
 from benchmarks import serving as script
@@ -152,6 +155,61 @@ def test_too_many_connections(clock: Clock) -> None:
     assert b"503" in head
     assert f"Content-Length: {len(body)}".encode() in head.split(b"\r\n")
     assert "too many connections" in json.loads(body)["error"]
+
+
+def test_connections_that_end_are_forgotten(clock: Clock) -> None:
+    def test() -> None:
+        all_ = made()
+        connection, _, _ = connect(all_)
+        connection.pause_writing()
+        assert (list(all_.open), list(all_.waiting), list(all_.unread)) == ([connection],) * 3
+        connection.connection_lost(None)
+        assert not any((all_.open, all_.waiting, all_.unread, all_.by_network))
+        connection.pause_writing()
+        connection.wait()
+        assert not any((all_.waiting, all_.unread))
+
+    run(test)
+
+
+def test_when_connections_wait_and_are_busy(tmp_path: Path) -> None:
+    with serving(saved(tmp_path / "run")) as client:
+        calls: list[str] = []
+        watched = SimpleNamespace(busy=lambda: calls.append("busy"), wait=lambda: calls.append("wait"))
+        client.app_state["connection"] = watched
+        for path, content, expected in [
+            ("/step", b'{"sample": 0.5}', ["busy", "wait"]),
+            ("/step", b"\xff", ["wait"]),
+            ("/nowhere", b"", ["wait"]),
+        ]:
+            client.post(path, content=content)
+            assert calls == expected
+            calls.clear()
+        with websocket(client) as connection:
+            connection.receive_json()
+            assert calls == ["busy"]
+            assert ask(connection, {"close": True})["closed"]
+        assert calls == ["busy", "wait"]
+
+
+def test_wrong_messages_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plmu.serve.sockets.WRONG_SECONDS", 0.03)
+    monkeypatch.setattr("plmu.serve.app.WRONG_SECONDS", 0.04)
+    with serving(saved(tmp_path / "run"), limits={"sessions": 1}) as client, websocket(client) as connection:
+        connection.receive_json()
+        for least, request in [
+            (0.03, lambda: ask(connection, {})),
+            (0.04, lambda: client.post("/step", content=b"{}")),
+            (0.03, lambda: refused_socket(client)),
+        ]:
+            start = time.monotonic()
+            request()
+            assert time.monotonic() - start >= least
+
+
+def refused_socket(client: Any) -> None:
+    with pytest.raises(WebSocketDenialResponse), websocket(client):
+        pass
 
 
 def test_who_has_waited_longest_makes_room(clock: Clock) -> None:
