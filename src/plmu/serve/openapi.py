@@ -13,7 +13,7 @@ TEXT, NUMBER, INTEGER, TRUE = {"type": "string"}, {"type": "number"}, {"type": "
 NUMBERS = {"type": "array", "items": {"type": ["number", "null"]}}
 ID = {"type": ["string", "integer"], "description": "Repeated in the answer."}
 STEP = {"type": "integer", "minimum": 0, "description": "Samples that the session has taken."}
-EVERY = (400, 403)  # of a wrong header Host, and of a host or a page of another site that is not allowed
+ALWAYS = (400, 403)  # of a wrong header Host, and of a host or a page of another site that is not allowed
 WITH_TOKEN = (401, 429)
 WRONG = {
     400: "The message or a header is wrong.",
@@ -104,7 +104,7 @@ def _parameter(name: str, schema: Schema, place: str = "query", required: bool =
     return {"name": name, "in": place, "schema": schema, "required": required or place == "path"}
 
 
-def _operation(summary: str, good: Schema | None, *errors: int, open: bool = False, **more: Any) -> dict[str, Any]:
+def _operation(summary: str, good: Schema | None, *errors: int, open: bool = False, **fields: Any) -> dict[str, Any]:
     """An operation.
 
     Args:
@@ -112,14 +112,14 @@ def _operation(summary: str, good: Schema | None, *errors: int, open: bool = Fal
         good: content of the answer; None for a WebSocket.
         errors: statuses of its errors, apart from those of all operations.
         open: whether it needs no token.
-        more: of the operation.
+        fields: of the operation, such as its parameters.
     """
     success: Schema = {"101": {"description": "A WebSocket."}}
     if good is not None:
         success = {"200": {"description": "As asked.", "content": good}}
-    statuses = sorted({*errors, *EVERY, *(() if open else WITH_TOKEN)})
+    statuses = sorted({*errors, *ALWAYS, *(() if open else WITH_TOKEN)})
     wrong = {str(status): {"description": WRONG[status], "content": _json("Error")} for status in statuses}
-    return {"summary": summary, "responses": success | wrong, **more} | ({"security": []} if open else {})
+    return {"summary": summary, "responses": success | wrong, **fields} | ({"security": []} if open else {})
 
 
 def _schemas(model: dict[str, Any], limits: Limits) -> dict[str, Schema]:
