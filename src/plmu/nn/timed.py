@@ -88,6 +88,7 @@ class TimedDelayLayer(Steppable):
             resets = keep_valid(resets, lengths).bool()
         keep, change, take = self._transitions(x[:, :, 0])
         u, start, spoilt = isolated_values(x[:, :, None, 1:], before, lengths, resets)
+        assert start is not None  # as `before` is not
         if resets is not None:
             keep, change = (part.masked_fill(resets[:, :, None, None], 0.0) for part in (keep, change))
         inputs = take[..., None] * u  # (batch, time, order, channels)
