@@ -150,3 +150,8 @@ def test_a_batch_without_series(season: int) -> None:
         assert out.shape == (0, *(() if last else (5,)), 12)
         assert layer(x, state, torch.zeros(0, dtype=torch.int64))[0].shape == out.shape
         assert plmu.fold(layer).step(x[:, 0])[0].shape == layer.step(x[:, 0])[0].shape == (0, 12)
+
+
+def test_a_state_before_a_given_step_has_its_phase() -> None:
+    assert build(5).state_at(7)[1].tolist() == [[2.0, -1.0]]
+    assert build(0).state_at(7)[1].tolist() == [[0.0, -1.0]]

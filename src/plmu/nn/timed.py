@@ -88,6 +88,7 @@ class TimedDelayLayer(Steppable):
             resets = keep_valid(resets, lengths).bool()
         keep, change, take = self._transitions(x[:, :, 0])
         u, start, spoilt = isolated_values(x[:, :, None, 1:], before, lengths, resets)
+        assert start is not None  # as `before` is not
         if resets is not None:
             keep, change = (part.masked_fill(resets[:, :, None, None], 0.0) for part in (keep, change))
         inputs = take[..., None] * u  # (batch, time, order, channels)
@@ -151,8 +152,12 @@ class TimedDelayLayer(Steppable):
         matrix = among_fakes(self._matrix)
         matrix = matrix.to(lags.device) if lags.device.type != "mps" else matrix
         parts = lags.to(matrix.device, torch.float64)[:, None, None].split(_AT_ONCE)
-        powers = torch.cat([torch.linalg.matrix_exp(part * matrix) for part in parts])
-        powers, take = powers[..., :-1, :-1], powers[..., :-1, -1]
+        # A last row and column with a −1 of their own keep the norm at 1 or above, as in `DelayNetwork.discretize`.
+        matrix = torch.nn.functional.pad(matrix, (0, 1, 0, 1))
+        corner = torch.zeros_like(matrix)
+        corner[-1, -1] = -1
+        powers = torch.cat([torch.linalg.matrix_exp(part * matrix + corner) for part in parts])
+        powers, take = powers[:, : self.order, : self.order], powers[:, : self.order, self.order]
         changes = powers - torch.eye(self.order, dtype=powers.dtype, device=powers.device)
         near = torch.linalg.matrix_norm(changes) < torch.linalg.matrix_norm(powers)
         changes = torch.where(near[:, None, None], changes, powers)
