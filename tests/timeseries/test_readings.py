@@ -27,10 +27,36 @@ VALUES = [round((7 * i) % 11 + i / 8, 3) for i in range(N)]
 DAYS = [datetime(2024, 1, 28) + timedelta(days=i) for i in range(N)]
 HOURS = [datetime(2024, 2, 27, 10) + timedelta(hours=i) for i in range(N)]
 MONTHS = [(1939 + i // 12, i % 12 + 1) for i in range(N)]
-ENGLISH = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
-FRENCH = "janvier février mars avril mai juin juillet août septembre octobre novembre décembre".split()
-GERMAN = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split()
-SPANISH = "ene feb mar abr may jun jul ago sept oct nov dic".split()
+ENGLISH = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+FRENCH = [
+    "janvier",
+    "février",
+    "mars",
+    "avril",
+    "mai",
+    "juin",
+    "juillet",
+    "août",
+    "septembre",
+    "octobre",
+    "novembre",
+    "décembre",
+]
+GERMAN = [
+    "Januar",
+    "Februar",
+    "März",
+    "April",
+    "Mai",
+    "Juni",
+    "Juli",
+    "August",
+    "September",
+    "Oktober",
+    "November",
+    "Dezember",
+]
+SPANISH = ["ene", "feb", "mar", "abr", "may", "jun", "jul", "ago", "sept", "oct", "nov", "dic"]
 
 
 def table(cells: list[str], header: str = "when;load", values: list[Any] | None = None) -> str:
@@ -204,7 +230,7 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
     "EST": (
         "my.csv",
         table([f"{d:%Y-%m-%d %H:%M} EST" for d in HOURS]),
-        r"line 2, column 'when': '2024-02-27 10:00 EST' looks like a time and is not understood\. Write times as 2024-01",
+        r"line 2, column 'when': '2024-02-27 10:00 EST' looks like a time and is not understood\. Write times as",
     ),
     "no such day": (
         "my.csv",
@@ -329,9 +355,9 @@ BOMBS: dict[str, Callable[[Path], None]] = {
     "a.npy": lambda path: np.save(path, np.zeros((0, 10**7))),
     "a.npz": lambda path: path.write_bytes(zipped_array((3 * 10**8,))),
     "a.parquet": lambda path: repeated_parquet(path),
-    "a.csv": lambda path: path.write_bytes(b"," * 5 * 10**6),
+    "a.csv": lambda path: path.write_bytes(b"a," * 5 * 10**6),
     "b.csv": lambda path: path.write_bytes(b"a," * 3000 + b"\n" + b"\n" * 200_000),
-    "a.csv.gz": lambda path: path.write_bytes(gzip.compress(b"1\n" * 10**6) * 600),
+    "a.csv.gz": lambda path: path.write_bytes(gzip.compress(b"1\n" * 10**6) * 60),
     "a.json": lambda path: path.write_text(json.dumps([{f"a{i}": 1} for i in range(20_000)])),
 }
 
@@ -348,7 +374,7 @@ def zipped_array(shape: tuple[int, ...]) -> bytes:
 def repeated_parquet(path: Path) -> None:
     import polars as pl
 
-    pl.select(pl.repeat(1, 10**7).alias("a")).with_columns(
+    pl.select(pl.repeat(1, 10**6).alias("a")).with_columns(
         *(pl.col("a").alias(f"b{i}") for i in range(15))
     ).write_parquet(path)
 
@@ -357,6 +383,8 @@ def repeated_parquet(path: Path) -> None:
 def test_small_files_of_large_tables_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / name
     BOMBS[name](path)
+    if name in ("a.csv.gz", "a.parquet"):  # whose size is their own
+        monkeypatch.setenv("PLMU_TABLE_GIB", "0.1")
     with pytest.raises(DataError, match=r"GiB of memory or more: .* GiB are read at most\. .* PLMU_TABLE_GIB=\d"):
         read_series(path)
     if name == "a.npz":  # its array is not there
@@ -478,7 +506,7 @@ def test_tables_of_scikit_learn_are_a_series_in_each_row() -> None:
     digits = read_labelled(packaged("sklearn", "datasets", "data", "digits.csv.gz"), label="column 65")
     assert (len(digits), len(digits.series[0]), len(digits.classes)) == (1797, 64, 10)
     with pytest.raises(DataError, match="That is a target for regression"):
-        read_labelled(packaged("sklearn", "datasets", "data", "diabetes_data_raw.csv.gz"), label="column 10")
+        read_labelled(packaged("sklearn", "datasets", "data", "diabetes_data_raw.csv.gz"), label="column 3")
 
 
 @pytest.mark.parametrize("form", ["json", "csv.gz", "jsonl"])

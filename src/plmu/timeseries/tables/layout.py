@@ -23,6 +23,7 @@ from plmu.timeseries.tables.cells import (
     looks_like_date,
     present,
 )
+from plmu.timeseries.tables.limits import check
 
 SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
 LINES = 200  # lines that are examined
@@ -81,6 +82,7 @@ def find_layout(path: Path, open_file: Callable[[], AbstractContextManager[IO[by
     rows = [row for row in split(lines, separator) if any(cell.strip() for cell in row)]
     if not rows:
         raise DataError(f"{path} has no rows that can be read: are its quotes closed?")
+    check(path, [(0, len(rows[0]))])
     decimal_comma = separator != "," and _has_decimal_commas(rows)
     header = _has_header(rows, decimal_comma) if header is None else header
     width = len(rows[0])
@@ -224,15 +226,19 @@ def _more_headers(rows: Sequence[Sequence[str]], decimal_comma: bool) -> int:
 
 
 def _height(lines: Sequence[str], separator: str, count: int) -> int:
-    """The number of lines that the first `count` rows take, empty lines between them included."""
-    if separator == " " or not count:
-        return count
-    reader = csv.reader([f"{line}\n" for line in lines], delimiter=separator)
+    """The number of lines that the first `count` rows take, empty lines between and after them included."""
+    if not count:
+        return 0
+    spaces = separator == " "
+    reader = csv.reader([f"{line}\n" for line in lines], delimiter=separator, quoting=csv.QUOTE_NONE if spaces else 0)
+    height = 0
     for row in reader:
-        count -= any(cell.strip() for cell in row)
-        if not count:
-            break
-    return reader.line_num
+        if any(cell.strip() for cell in row):
+            if not count:
+                break
+            count -= 1
+        height = reader.line_num
+    return height
 
 
 def _joined(rows: Sequence[Sequence[str]]) -> list[str]:
