@@ -28,34 +28,10 @@ DAYS = [datetime(2024, 1, 28) + timedelta(days=i) for i in range(N)]
 HOURS = [datetime(2024, 2, 27, 10) + timedelta(hours=i) for i in range(N)]
 MONTHS = [(1939 + i // 12, i % 12 + 1) for i in range(N)]
 ENGLISH = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
-FRENCH = [
-    "janvier",
-    "février",
-    "mars",
-    "avril",
-    "mai",
-    "juin",
-    "juillet",
-    "août",
-    "septembre",
-    "octobre",
-    "novembre",
-    "décembre",
-]
-GERMAN = [
-    "Januar",
-    "Februar",
-    "März",
-    "April",
-    "Mai",
-    "Juni",
-    "Juli",
-    "August",
-    "September",
-    "Oktober",
-    "November",
-    "Dezember",
-]
+FRENCH = ["janvier", "février", "mars", "avril", "mai", "juin", "juillet", "août"]
+FRENCH += ["septembre", "octobre", "novembre", "décembre"]
+GERMAN = ["Januar", "Februar", "März", "April", "Mai", "Juni", "Juli", "August"]
+GERMAN += ["September", "Oktober", "November", "Dezember"]
 SPANISH = ["ene", "feb", "mar", "abr", "may", "jun", "jul", "ago", "sept", "oct", "nov", "dic"]
 
 
