@@ -17,6 +17,7 @@ from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 
 CLOSE = 1e-5  # relative difference of equal θ: keras-lmu keeps 1 / θ in float32
+_FREE, _RATIO = 2**30, 50  # bytes that weights of any file may take, and for each byte of the file: it may state more
 
 
 def load_keras(
@@ -148,9 +149,14 @@ def _from_file(path: str | os.PathLike[str], name: str | None) -> tuple[Weights,
     except ImportError:
         raise ModuleNotFoundError("reading a .weights.h5 file needs h5py: pip install h5py", name="h5py") from None
     groups: dict[str, list[Tensor]] = {}
+    largest = max(_FREE, _RATIO * os.path.getsize(path))
 
     def collect(where: str, item: Any) -> None:
+        nonlocal largest
         if isinstance(item, h5py.Dataset):
+            largest -= item.nbytes
+            if largest < 0:
+                raise ValueError(f"{path} is damaged: {where} says that it has {item.nbytes / 2**30:,.1f} GiB")
             groups.setdefault(where.rpartition("/vars/")[0], []).append(torch.tensor(item[()]))
 
     with h5py.File(path) as file:
