@@ -87,21 +87,21 @@ def find_layout(path: Path, open_file: Callable[[], AbstractContextManager[IO[by
     header = _has_header(rows, decimal_comma) if header is None else header
     width = len(rows[0])
     names = unique_names(rows[0]) if header else tuple(f"column {number}" for number in range(1, width + 1))
-    more = _more_headers(rows, decimal_comma) if header else 0
-    if more and len({cell for cell in map(str.strip, rows[0]) if cell}) < sum(bool(cell.strip()) for cell in rows[0]):
-        names = unique_names(_joined(rows[: more + 1]))
-        notes.append(f"{more + 1} lines name the columns together")
-    elif more:
+    under = _more_headers(rows, decimal_comma) if header else 0
+    if under and len({cell for cell in map(str.strip, rows[0]) if cell}) < sum(bool(cell.strip()) for cell in rows[0]):
+        names = unique_names(_joined(rows[: under + 1]))
+        notes.append(f"{under + 1} lines name the columns together")
+    elif under:
         shown = ", ".join(cell.strip() for cell in rows[1] if cell.strip())
-        notes.append(f"{more} line{'s' * (more > 1)} under the header left out, as units: {shown[:40]!r}")
+        notes.append(f"{under} line{'s' * (under > 1)} under the header left out, as units: {shown[:40]!r}")
     if separator != ",":
         notes.append(f"{SEPARATORS.get(separator, 'spaces')} between fields")
     if decimal_comma:
         notes.append("decimal commas")
     if not header:
         notes.append("no header: columns are named by their places")
-    sample = tuple(tuple(row) for row in rows[header + more :])
-    skipped = comments + _height(lines, separator, header + more)
+    sample = tuple(tuple(row) for row in rows[header + under :])
+    skipped = comments + _height(lines, separator, header + under)
     return Layout(encoding, separator, decimal_comma, names, skipped, sample, tuple(notes), returns)
 
 
