@@ -5,6 +5,7 @@ The function of each operation, such as `_scale`, adds its statements to the cod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -45,8 +46,21 @@ class Code:
 
     def call(self, name: str, *arguments: Any) -> None:
         """Add a statement that calls a helper function, and the helper."""
-        self.helpers.setdefault(name, HELPERS[name]) if name in HELPERS else None
+        self.use(name)
         self.statements.append(f"{name}({', '.join(map(str, arguments))});")
+
+    def use(self, name: str) -> None:
+        """Add a helper function, after those that it calls."""
+        if name in self.helpers or name not in HELPERS:
+            return
+        self.use_called(HELPERS[name])
+        self.helpers[name] = HELPERS[name]
+
+    def use_called(self, source: str) -> None:
+        """Add the helper functions that a source calls."""
+        for name in re.findall(r"\b([a-z_0-9]+)\(", source):
+            if not re.search(rf"^static .*\b{name}\(", source, re.MULTILINE):
+                self.use(name)
 
     def constant(self, array: Tensor | None) -> str:
         """Add a constant array of float or int8_t; returns its name in C, NULL for None."""
@@ -67,6 +81,7 @@ class Code:
         same = next((name for name, code in self.helpers.items() if f"= {body};" in code), None)
         if same is not None:
             return same
+        self.use_called(body)
         helper = f"apply_{name}_{len(self.helpers)}"
         self.helpers[helper] = (
             f"static void {helper}(float *out, const float *from, size_t count)\n{{\n    size_t i;\n"
@@ -124,7 +139,7 @@ def _fixed(c: Code, op: ops.MatVec) -> None:
         inputs.append((start, c.at(part), f"{factors} + {start}" if start else factors, part.size))
         start += part.size
     for name in ("largest", "whole", "fixed8"):
-        c.helpers.setdefault(name, HELPERS[name])
+        c.use(name)
     for _, x, factor, size in inputs:
         unit = f"largest({unit}, {x}, {factor}, {size})"
     c.statements.append(f"unit = {unit} / {number(fixed_limit(count))};")

@@ -1,28 +1,30 @@
-"""The C functions that a step calls. Only those that a model uses are written."""
+"""The C functions that a step calls. Only those that a model uses are written, with those that these call."""
 
 from __future__ import annotations
 
+from plmu.exports.c_math import MATH
+
 # The body of y = f(x) for one number, in x, with the options of torch's function as C numbers.
 FUNCTIONS: dict[str, str] = {
-    "relu": "x > 0.0f ? x : 0.0f",
+    "relu": "x < 0.0f ? 0.0f : x",
     "relu6": "x < 0.0f ? 0.0f : (x > 6.0f ? 6.0f : x)",
     "leaky_relu": "x > 0.0f ? x : {negative_slope} * x",
-    "elu": "x > 0.0f ? x : {alpha} * expm1f(x)",
-    "celu": "x > 0.0f ? x : {alpha} * expm1f(x / {alpha})",
-    "selu": "1.05070098f * (x > 0.0f ? x : 1.67326324f * expm1f(x))",
-    "gelu": "0.5f * x * (1.0f + erff(x * 0.707106781f))",
-    "gelu_tanh": "0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)))",
-    "silu": "x / (1.0f + expf(-x))",
-    "mish": "x * tanhf(x > 20.0f ? x : log1pf(expf(x)))",
-    "sigmoid": "1.0f / (1.0f + expf(-x))",
-    "tanh": "tanhf(x)",
-    "softplus": "{beta} * x > {threshold} ? x : log1pf(expf({beta} * x)) / {beta}",
-    "softsign": "x / (1.0f + fabsf(x))",
+    "elu": "x > 0.0f ? x : {alpha} * exponential_minus_1(x)",
+    "celu": "x > 0.0f ? x : {alpha} * exponential_minus_1(x / {alpha})",
+    "selu": "1.05070098f * (x > 0.0f ? x : 1.67326324f * exponential_minus_1(x))",
+    "gelu": "0.5f * x * (1.0f + error_function(x * 0.707106781f))",
+    "gelu_tanh": "0.5f * x * (1.0f + hyperbolic_tangent(0.797884561f * (x + 0.044715f * x * x * x)))",
+    "silu": "x / (1.0f + exponential(-x))",
+    "mish": "x * hyperbolic_tangent(softplus(x))",
+    "sigmoid": "1.0f / (1.0f + exponential(-x))",
+    "tanh": "hyperbolic_tangent(x)",
+    "softplus": "{beta} * x > {threshold} ? x : softplus({beta} * x) / {beta}",
+    "softsign": "x / (1.0f + absolute(x))",
     "hardtanh": "x < {min_val} ? {min_val} : (x > {max_val} ? {max_val} : x)",
     "hardsigmoid": "x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : x / 6.0f + 0.5f)",
     "hardswish": "x <= -3.0f ? 0.0f : (x >= 3.0f ? x : x * (x + 3.0f) / 6.0f)",
-    "logsigmoid": "(x < 0.0f ? x : 0.0f) - log1pf(expf(-fabsf(x)))",
-    "tanhshrink": "x - tanhf(x)",
+    "logsigmoid": "-softplus(-x)",
+    "tanhshrink": "x - hyperbolic_tangent(x)",
 }
 DEFAULTS: dict[str, dict[str, float]] = {
     "leaky_relu": {"negative_slope": 0.01},
@@ -80,9 +82,23 @@ _INT8 = {
 }
 
 HELPERS: dict[str, str] = {
+    **MATH,
+    "absolute": """static float absolute(float x)
+{
+    return x < 0.0f ? -x : x;
+}
+""",
+    "softplus": """/* ln(1 + e^x), for large x too */
+static float softplus(float x)
+{
+    return (x < 0.0f ? 0.0f : x) + log_of_1_plus(exponential(-absolute(x)));
+}
+""",
     "set": """static void set(float *out, const float *from, size_t count)
 {
-    memcpy(out, from, count * sizeof(float));
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = from[i];
 }
 """,
     "keep": """/* The next state. In silence it decays to subnormal numbers, with which many processors are slow. */
@@ -90,7 +106,7 @@ static void keep(float *state, const float *from, size_t count)
 {
     size_t i;
     for (i = 0; i < count; i++)
-        state[i] = fabsf(from[i]) < 1e-30f ? 0.0f : from[i];
+        state[i] = absolute(from[i]) < 1e-30f ? 0.0f : from[i];
 }
 """,
     "clear": """static void clear(float *out, size_t count)
@@ -110,7 +126,7 @@ static float largest(float known, const float *x, const float *factor, size_t co
     float strange = 0.0f;
     size_t i;
     for (i = 0; i < count; i++) {
-        const float value = fabsf(x[i] * factor[i]);
+        const float value = absolute(x[i] * factor[i]);
         known = value > known ? value : known;
         strange += value - value;
     }
@@ -125,7 +141,7 @@ static void whole(int16_t *restrict out, const float *restrict x, const float *r
     size_t i;
     for (i = 0; i < count; i++) {
         const float value = x[i] * factor[i] * inverse;
-        out[i] = fabsf(value) < 32767.5f ? (int16_t)lrintf(value) : (int16_t)0; /* 0 for NaN: unit is NaN too */
+        out[i] = absolute(value) < 32767.4f ? (int16_t)(value + (value < 0.0f ? -0.5f : 0.5f)) : (int16_t)0; /* 0 for NaN: unit is NaN too */
     }
 }
 """,
@@ -173,7 +189,7 @@ static void mix(float *out, const float *x, const float *y, const float *g, size
 {
     size_t i;
     for (i = 0; i < count; i++)
-        out[i] = x[i] + (y[i] - x[i]) / (1.0f + expf(-g[i]));
+        out[i] = x[i] + (y[i] - x[i]) / (1.0f + exponential(-g[i]));
 }
 """,
     "normalize": """/* Over each `features` numbers in a row. */
@@ -190,7 +206,7 @@ static void normalize(float *out, const float *x, const float *weight, const flo
         }
         for (j = 0; j < features; j++)
             square += (x[i + j] - mean) * (x[i + j] - mean);
-        factor = 1.0f / sqrtf(square / (float)features + eps);
+        factor = 1.0f / square_root(square / (float)features + eps);
         for (j = 0; j < features; j++) {
             const float value = (x[i + j] - mean) * factor;
             out[i + j] = (weight ? value * weight[j] : value) + (bias ? bias[j] : 0.0f);
@@ -201,21 +217,24 @@ static void normalize(float *out, const float *x, const float *weight, const flo
     "softmax": """/* softmax, or its logarithm */
 static void softmax(float *out, const float *x, size_t count, int logarithm)
 {
-    float largest = x[0], sum = 0.0f;
+    float largest = x[0], sum = 0.0f, log_sum = 0.0f, fraction;
     size_t i;
     for (i = 1; i < count; i++)
         largest = x[i] > largest ? x[i] : largest;
     for (i = 0; i < count; i++)
-        sum += expf(x[i] - largest);
+        sum += exponential(x[i] - largest);
+    for (fraction = sum; fraction >= 2.0f; fraction *= 0.5f) /* at least 1 and at most count */
+        log_sum += 0.693147181f;
+    log_sum += log_of_1_plus(fraction - 1.0f);
     for (i = 0; i < count; i++)
-        out[i] = logarithm ? x[i] - largest - logf(sum) : expf(x[i] - largest) / sum;
+        out[i] = logarithm ? x[i] - largest - log_sum : exponential(x[i] - largest) / sum;
 }
 """,
     "glu": """static void glu(float *out, const float *x, size_t count)
 {
     size_t i;
     for (i = 0; i < count; i++)
-        out[i] = x[i] / (1.0f + expf(-x[count + i]));
+        out[i] = x[i] / (1.0f + exponential(-x[count + i]));
 }
 """,
     "remember": """/* m (order, channels) with u below it, times matrix (order, columns, groups) */
@@ -275,7 +294,8 @@ static void remain(float *restrict out, const float *restrict m, const float *re
     const float steps = counts[last];
     size_t i, k;
     for (i = 0; i < size; i++) {
-        float above = x[i % features] > thresholds[i] ? 1.0f : 0.0f;
+        const float number = x[i % features];
+        float above = number > thresholds[i] ? 1.0f : (number == number ? 0.0f : number); /* NaN stays */
         for (k = 0; k < degrees; k++) {
             out[k * size + i] = counts[k * size + i] + above;
             above *= steps + 0.5f;
@@ -304,7 +324,7 @@ static void remain(float *restrict out, const float *restrict m, const float *re
 {
     size_t i;
     for (i = 0; i < count; i++)
-        out[i] = isnan(x[i]) ? (held ? held[i] : 0.0f) : x[i];
+        out[i] = x[i] == x[i] ? x[i] : (held ? held[i] : 0.0f); /* where it is NaN */
 }
 """,
     "row8": """static void row8(float *restrict out, const int8_t *restrict row, float all,
@@ -320,7 +340,7 @@ static void remain(float *restrict out, const float *restrict m, const float *re
     const float *restrict sine, float *restrict scores, size_t steps, size_t heads, size_t half)
 {
     const size_t width = 2 * heads * half;
-    const float factor = 1.0f / sqrtf((float)(2 * half));
+    const float factor = 1.0f / square_root((float)(2 * half));
     size_t h, t, j;
     for (h = 0; h < heads; h++) {
         const float *q = query + 2 * h * half;
@@ -340,7 +360,7 @@ static void remain(float *restrict out, const float *restrict m, const float *re
             }
         }
         for (t = 0; t < steps; t++) {
-            scores[t] = seen[t] > 0.0f ? expf(scores[t] - largest) : 0.0f;
+            scores[t] = seen[t] > 0.0f ? exponential(scores[t] - largest) : 0.0f;
             sum += scores[t];
         }
         for (j = 0; j < 2 * half; j++)

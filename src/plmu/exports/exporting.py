@@ -136,6 +136,7 @@ def export(
         output = _torch(inner, program, name, described, whole, measure)
     else:
         output = _c(program, name, described, int8, fixed_point, measure)
+    output.contents[f"{name}.json"] = (json.dumps(described, indent=1) + "\n").encode()
     output.notes += _season_notes(program, name, to)
     if measure:
         from plmu.exports.measure import stream_time
@@ -190,8 +191,8 @@ def program_of(model: Any, int8: bool = False) -> Program:
     return program
 
 
-def _metadata(program: Program, extra: Mapping[str, Any] | None, int8: bool, fixed: bool) -> dict[str, str]:
-    """The metadata of every format, as text or JSON: plmu's version, inputs, outputs, states, and `extra`."""
+def _metadata(program: Program, extra: Mapping[str, Any] | None, int8: bool, fixed: bool) -> dict[str, Any]:
+    """The metadata of every format: plmu's version, inputs, outputs, states, and `extra`."""
     states: list[dict[str, Any]] = [
         {"name": f"state_{i}", "kind": kind, "shape": ["batch", *(state.shape or (state.size,))], "start": 0}
         for i, (state, kind) in enumerate(zip(program.states, program.kinds, strict=True))
@@ -209,11 +210,11 @@ def _metadata(program: Program, extra: Mapping[str, Any] | None, int8: bool, fix
     reserved = set(described) & set(extra or {})
     if reserved:
         raise ValueError(f"metadata must not have {', '.join(sorted(reserved))}: plmu writes it")
+    described |= {str(key): value for key, value in (extra or {}).items()}
     try:
-        return {
-            str(key): value if isinstance(value, str) else json.dumps(value, allow_nan=False)
-            for key, value in {**described, **(extra or {})}.items()
-        }
+        text = json.dumps(described, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return dict(json.loads(text))
     except (TypeError, ValueError) as error:
         raise ValueError(f"metadata must be text or JSON: {error}") from None
 
@@ -229,7 +230,7 @@ def _season_notes(program: Program, name: str, to: str) -> list[str]:
 
 
 def _onnx(
-    model: Any, program: Program, name: str, metadata: dict[str, str], whole: bool, int8: bool, measure: bool
+    model: Any, program: Program, name: str, metadata: dict[str, Any], whole: bool, int8: bool, measure: bool
 ) -> _Output:
     try:
         from plmu.exports.onnx_model import step_model, whole_model
@@ -249,7 +250,7 @@ def _onnx(
     return output
 
 
-def _torch(model: Any, program: Program, name: str, metadata: dict[str, str], whole: bool, measure: bool) -> _Output:
+def _torch(model: Any, program: Program, name: str, metadata: dict[str, Any], whole: bool, measure: bool) -> _Output:
     from plmu.exports.torch_program import runs_whole, torch_program
 
     step = torch_program(model, program, metadata, whole=False)
@@ -267,10 +268,9 @@ def _torch(model: Any, program: Program, name: str, metadata: dict[str, str], wh
     return output
 
 
-def _c(program: Program, name: str, metadata: dict[str, str], int8: bool, fixed: bool, measure: bool) -> _Output:
+def _c(program: Program, name: str, metadata: dict[str, Any], int8: bool, fixed: bool, measure: bool) -> _Output:
     files, code = c_files(program, name, metadata, int8, fixed)
     contents = {file: text.encode() for file, text in files.items()}
-    contents[f"{name}.json"] = (json.dumps(metadata, indent=1) + "\n").encode()
     output = _Output(contents, work_bytes=4 * code.memory.work_size + 2 * code.fixed_inputs)
     if measure:
         from plmu.exports.measure import c_time

@@ -18,7 +18,7 @@ from plmu.folded.states import leaves, map_state
 METADATA = "metadata.json"  # among the program's extra files
 
 
-def torch_program(model: Any, program: Program, metadata: Mapping[str, str], whole: bool) -> bytes:
+def torch_program(model: Any, program: Program, metadata: Mapping[str, Any], whole: bool) -> bytes:
     """The .pt2 file of a program (x, state_0, …) → (y, state_0, …) with operations of torch only.
 
     Args:
