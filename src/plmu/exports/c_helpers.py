@@ -22,7 +22,7 @@ FUNCTIONS: dict[str, str] = {
     "softsign": "x / (1.0f + absolute(x))",
     "hardtanh": "x < {min_val} ? {min_val} : (x > {max_val} ? {max_val} : x)",
     "hardsigmoid": "x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : x / 6.0f + 0.5f)",
-    "hardswish": "x <= -3.0f ? 0.0f : (x >= 3.0f ? x : x * (x + 3.0f) / 6.0f)",
+    "hardswish": "x <= -3.0f ? 0.0f * x : (x >= 3.0f ? x : x * (x + 3.0f) / 6.0f)",
     "logsigmoid": "-softplus(-x)",
     "tanhshrink": "x - hyperbolic_tangent(x)",
 }

@@ -181,7 +181,8 @@ def _attend(e: Evaluator, op: ops.Attend, v: dict[Value, Tensor]) -> None:
 
 def _count(e: Evaluator, op: ops.Count, v: dict[Value, Tensor]) -> None:
     counts = v[op.counts]
-    above = (v[op.x][:, None] > e.array(op.thresholds)).flatten(1).to(counts.dtype)
+    x = v[op.x][:, None]
+    above = torch.where(x.isnan(), x, (x > e.array(op.thresholds)).to(counts.dtype)).flatten(1)
     parts = [above * (counts[:, -1:] + 0.5) ** k for k in range(op.positions + 1)]
     v[op.out] = counts + torch.cat([*parts, torch.ones_like(counts[:, -1:])], 1)
 

@@ -175,7 +175,7 @@ def _count(g: Graph, op: ops.Count) -> None:
     size = op.thresholds.numel()
     x = g.get(op.x, (1, op.x.size))
     above = g.node("Cast", g.node("Greater", x, g.constant(op.thresholds)), to=TensorProto.FLOAT)
-    above = g.reshape(above, size)
+    above = g.reshape(g.node("Where", g.node("IsNaN", x), x, above), size)  # NaN stays in the counts
     counts = g.get(op.counts)
     before, steps = g.nodes_of("Split", (counts, g.integers(op.counts.size - 1, 1)), 2, axis=1)
     parts, number = [above], g.node("Add", steps, g.number(0.5))

@@ -228,7 +228,7 @@ class Attend(Operation):
 @dataclass(frozen=True, eq=False)
 class Count(Operation):
     """Counts after a step t, from the `counts` before it: how often x was above each threshold, for each degree k up to
-    `positions` the sum of those steps' (t + ½)ᵏ, and last the number of steps."""
+    `positions` the sum of those steps' (t + ½)ᵏ, and last the number of steps. After NaN in x they are NaN."""
 
     x: Value
     counts: Value
