@@ -76,7 +76,7 @@ def stream(made: Any) -> list[Tensor | None]:
     x[8] = x[16] = None
     if made.tokens is None:
         for at, value in ((3, NAN), (10, 1e6), (11, -1e6), (18, NAN)):
-            x[at][0, 0] = value
+            x[at][0, -1] = value
     return x
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from plmu.exports import program as ops
 from plmu.exports.c_helpers import DEFAULTS, FUNCTIONS, HELPERS
 from plmu.exports.c_memory import Memory
-from plmu.exports.program import Operation, Program, Value, fixed_limit, rounded
+from plmu.exports.program import TERMS, Operation, Program, Value, fixed_limit, rounded
 
 FEW_ROWS = 8  # a matrix with fewer rows is stored by rows, any other by columns
 _ACROSS = 10  # numbers in a line of a constant array
@@ -163,6 +163,12 @@ def _remember(c: Code, op: ops.Remember) -> None:
         c.call("remain", out, m, c.constant(added), order, op.channels)
 
 
+def _elapse(c: Code, op: ops.Elapse) -> None:
+    arrays = c.constant(op.moves), c.constant(op.rate), f"work + {c.memory.extra[op].offset}"
+    sizes = len(op.rate), op.u.size, len(op.moves), op.near_identity, TERMS, number(op.unit), number(op.longest)
+    c.call("elapse", c.at(op.out), c.at(op.m), c.at(op.u), f"({c.at(op.interval)})[0]", *arrays, *sizes)
+
+
 def _concat(c: Code, op: ops.Concat) -> None:
     start = 0
     for part in op.parts:
@@ -258,6 +264,7 @@ _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Concat: _concat,
     ops.Constant: _constant,
     ops.Count: _count,
+    ops.Elapse: _elapse,
     ops.Fill: _fill,
     ops.Lookup: _lookup,
     ops.MatVec: _mat_vec,

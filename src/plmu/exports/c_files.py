@@ -164,7 +164,7 @@ def _reads_x(statement: str) -> bool:
 
 def sequence(program: Program, steps: int) -> Tensor:
     """The inputs of the check program, by the same generator as in C: (steps, features) from −1 to 1, or token numbers
-    (steps,)."""
+    (steps,). An interval is from 0 on."""
     count = steps * program.x.size
     values, seed = [], 1
     for _ in range(count):
@@ -172,7 +172,10 @@ def sequence(program: Program, steps: int) -> Tensor:
         values.append(seed >> 8)
     if program.tokens is not None:
         return torch.tensor(values) % program.tokens
-    return (torch.tensor(values, dtype=torch.float64) / 2**23 - 1).float().view(steps, program.x.size)
+    x = torch.tensor(values, dtype=torch.float64).view(steps, program.x.size)
+    if program.usual_interval is None:
+        return (x / 2**23 - 1).float()
+    return torch.cat([x[:, :1] / 2**24 * program.usual_interval, x[:, 1:] / 2**23 - 1], 1).float()
 
 
 def expected_outputs(program: Program, int8: bool, fixed: bool = False) -> tuple[Tensor, float]:
@@ -206,6 +209,8 @@ def _check(program: Program, name: str, int8: bool, fixed: bool) -> str:
     lines = ",\n    ".join(", ".join(values[i : i + 8]) for i in range(0, len(values), 8))
     if program.tokens is None:
         kind, make = "float", "(float)(seed >> 8) / 8388608.0f - 1.0f"
+        if program.usual_interval is not None:
+            make = f"i == 0 ? (float)(seed >> 8) / 16777216.0f * {number(program.usual_interval)} : {make}"
     else:
         kind, make = "int32_t", f"(int32_t)((seed >> 8) % {program.tokens}u)"
     return f"""/* Runs the model on numbers of a generator and compares with what plmu gave for them. */

@@ -268,6 +268,59 @@ static void remain(float *restrict out, const float *restrict m, const float *re
             out[i * channels + c] += added[c] * m[i * channels + c];
 }
 """,
+    "advance": """/* matrix (order, order + 1) times x */
+static void advance(float *restrict out, const float *restrict matrix, const float *restrict x, size_t order)
+{
+    size_t i, j;
+    for (i = 0; i < order; i++) {
+        const float *row = matrix + i * (order + 1);
+        float sum = 0.0f;
+        for (j = 0; j <= order; j++)
+            sum += row[j] * x[j];
+        out[i] = sum;
+    }
+}
+""",
+    "elapse": """/* m (order, channels) after an interval, with input u: a move for each of its bits, and a Taylor series of the rest */
+static void elapse(float *restrict out, const float *restrict m, const float *restrict u, float interval,
+    const float *restrict moves, const float *restrict rate, float *restrict now, size_t order, size_t channels,
+    size_t bits, size_t near, size_t terms, float unit, float longest)
+{
+    float *term = now + order + 1, *next = term + order + 1;
+    size_t c, i, k;
+    if (!(interval >= 0.0f && interval <= 3.40282347e38f)) {
+        interval = 3e38f * (10.0f + interval * interval);
+        interval -= interval; /* NaN */
+    }
+    for (c = 0; c < channels; c++) {
+        float rest = interval > longest ? longest : interval, bound = longest + unit;
+        for (i = 0; i < order; i++)
+            now[i] = m[i * channels + c];
+        now[order] = u[c];
+        for (k = bits; k-- > 0;) {
+            bound *= 0.5f;
+            if (rest >= bound) {
+                rest -= bound;
+                advance(next, moves + k * order * (order + 1), now, order);
+                for (i = 0; i < order; i++)
+                    now[i] = k < near ? now[i] + next[i] : next[i];
+            }
+        }
+        for (i = 0; i <= order; i++)
+            term[i] = now[i];
+        for (k = 1; k <= terms; k++) {
+            advance(next, rate, term, order);
+            for (i = 0; i < order; i++) {
+                term[i] = next[i] * rest / (float)k;
+                now[i] += term[i];
+            }
+            term[order] = 0.0f;
+        }
+        for (i = 0; i < order; i++)
+            out[i * channels + c] = now[i];
+    }
+}
+""",
     "taps": """static void taps(float *restrict out, const float *restrict x, const float *restrict weight,
     size_t steps, size_t features)
 {
