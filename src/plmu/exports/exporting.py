@@ -27,6 +27,7 @@ from plmu.folded.base import foldable
 from plmu.modelfiles.atomic import replacing
 
 FORMATS = ("onnx", "torch", "c")
+_NO_WHOLE = "the original LMU and TimedDelayLayer run one step after another"
 
 
 @dataclass(frozen=True)
@@ -255,12 +256,12 @@ def _torch(model: Any, program: Program, name: str, metadata: dict[str, Any], wh
 
     step = torch_program(model, program, metadata, whole=False)
     output = _Output({f"{name}_step.pt2": step})
-    if runs_whole(model):
+    if runs_whole(model, program):
         output.contents[f"{name}.pt2"] = torch_program(model, program, metadata, whole=True)
     elif whole:
-        raise ValueError("whole cannot be had for torch: the original LMU runs one step after another")
+        raise ValueError(f"whole cannot be had for torch: {_NO_WHOLE}")
     else:
-        output.notes.append("the original LMU runs one step after another: there is no program for whole sequences")
+        output.notes.append(f"{_NO_WHOLE}: there is no program for whole sequences")
     if measure:
         from plmu.exports.measure import torch_time
 
