@@ -96,7 +96,9 @@ def test_webassembly(tmp_path: Path) -> None:
     model = model_of("functions")
     plmu.export(model, tmp_path, to="c")
     command = command.replace("deploy/", "")
-    subprocess.run([*command.split(), *"-Wl,--export=__heap_base -Werror".split()], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(
+        [*command.split(), *"-Wl,--export=__heap_base -Werror".split()], cwd=tmp_path, check=True, timeout=60
+    )
     (tmp_path / "run.js").write_text(WASM)
     ran = subprocess.run(["node", "run.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     folded, state = plmu.fold(model), None
@@ -155,7 +157,9 @@ def test_probabilities_are_not_made_twice(model: Any, said: str) -> None:
 
 def test_classes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for count, names in ((2, ["a", "b", "c"]), (1, ["a"] * 3), (3, ["a", "b"]), (2, ["a"])):
-        with pytest.raises(ValueError, match=f"metadata classes has {len(names)} names, and the model has {count} outputs"):
+        with pytest.raises(
+            ValueError, match=f"metadata classes has {len(names)} names, and the model has {count} outputs"
+        ):
             plmu.export(classifier(count), tmp_path / "out", to="c", metadata={"classes": names})
     assert not (tmp_path / "out").exists()
     plmu.export(classifier(3), tmp_path, to="c", metadata={"classes": {"a": 1}})  # something else of the same name
@@ -187,7 +191,12 @@ def test_columns_and_units_of_a_forecast(tmp_path: Path) -> None:
 def test_any_name_is_a_name(tmp_path: Path) -> None:
     """As data: in C nothing else than an array of strings, in JSON and ONNX the same text."""
     names, model = [*ODD, "last"], classifier(len(ODD) + 1)
-    metadata: dict[str, Any] = {"classes": names, "columns": ODD[:2], "units": ODD[6], **{f"note {name}": name for name in ODD}}
+    metadata: dict[str, Any] = {
+        "classes": names,
+        "columns": ODD[:2],
+        "units": ODD[6],
+        **{f"note {name}": name for name in ODD},
+    }
     plmu.export(model, tmp_path, to="c", metadata=metadata)
     texts = [name.encode().split(b"\0")[0] for name in names]  # C ends a string there
     library = compiled(tmp_path, "model")

@@ -28,7 +28,9 @@ def samples(theta: float) -> list[Tensor]:
     """Intervals of all sizes, from those that change almost nothing to those after which nothing is left."""
     torch.manual_seed(0)
     fractions = [0.0, 1.0, 1e-7, 0.3, 1e-3, 0.01, 0.1, 0.77, 1e-5, 0.05, 3.0, 0.2, 40.0, 0.4, 1000.0, 0.1, 1e20, 0.1]
-    return [torch.cat([torch.tensor([[f * theta]]), torch.randn(1, 2)], 1) for f in [*fractions, *torch.rand(10).tolist()]]
+    return [
+        torch.cat([torch.tensor([[f * theta]]), torch.randn(1, 2)], 1) for f in [*fractions, *torch.rand(10).tolist()]
+    ]
 
 
 def expected(model: Any, theta: float) -> list[Tensor]:

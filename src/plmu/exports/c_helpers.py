@@ -141,7 +141,8 @@ static void whole(int16_t *restrict out, const float *restrict x, const float *r
     size_t i;
     for (i = 0; i < count; i++) {
         const float value = x[i] * factor[i] * inverse;
-        out[i] = absolute(value) < 32767.4f ? (int16_t)(value + (value < 0.0f ? -0.5f : 0.5f)) : (int16_t)0; /* 0 for NaN: unit is NaN too */
+        /* 0 for NaN: unit is NaN too */
+        out[i] = absolute(value) < 32767.4f ? (int16_t)(value + (value < 0.0f ? -0.5f : 0.5f)) : (int16_t)0;
     }
 }
 """,
@@ -281,7 +282,8 @@ static void advance(float *restrict out, const float *restrict matrix, const flo
     }
 }
 """,
-    "elapse": """/* m (order, channels) after an interval, with input u: a move for each of its bits, and a Taylor series of the rest */
+    "elapse": """/* m (order, channels) after an interval, with input u: a move for each of its bits, and a Taylor series of
+   the rest */
 static void elapse(float *restrict out, const float *restrict m, const float *restrict u, float interval,
     const float *restrict moves, const float *restrict rate, float *restrict now, size_t order, size_t channels,
     size_t bits, size_t near, size_t terms, float unit, float longest)

@@ -1,8 +1,8 @@
-'''Elementary functions in C, so that a model needs no library: e^x, e^x − 1, ln(1 + x), tanh, erf and √x.
+"""Elementary functions in C, so that a model needs no library: e^x, e^x − 1, ln(1 + x), tanh, erf and √x.
 
 Their polynomials are minimax fits of this project, whose own errors are below 1e-8. In float32 each function is within
 4 units in the last place of the exact one (`tests/exports/test_c_math.py`). NaN gives NaN.
-'''
+"""
 
 from __future__ import annotations
 
