@@ -22,7 +22,8 @@ from plmu.exports.c_outputs import comment, literal
 
 CXX = shutil.which("g++") or shutil.which("c++")
 ODD = [
-    'quo"te', "back\\slash", "*/ int x; /*", "/*", "new\nline\r", "??/", "??/\n*??//", "\x1b[31mred", "é ☃ \U0001f600", "", "\x00",
+    'quo"te', "back\\slash", "*/ int x; /*", "/*", "new\nline\r", "??/", "??/\n*??//", "\x1b[31mred",
+    "é ☃ \U0001f600", "", "\x00",
     "%s%n", "</script>", "'", "a*", "/", "\\", "\x7f\x80", "#define X", "1\u2028\u202e2",
 ]  # fmt: skip
 
@@ -96,9 +97,7 @@ def test_webassembly(tmp_path: Path) -> None:
     model = model_of("functions")
     plmu.export(model, tmp_path, to="c")
     command = command.replace("deploy/", "")
-    subprocess.run(
-        [*command.split(), *"-Wl,--export=__heap_base -Werror".split()], cwd=tmp_path, check=True, timeout=60
-    )
+    subprocess.run([*command.split(), "-Wl,--export=__heap_base", "-Werror"], cwd=tmp_path, check=True, timeout=60)
     (tmp_path / "run.js").write_text(WASM)
     ran = subprocess.run(["node", "run.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     folded, state = plmu.fold(model), None

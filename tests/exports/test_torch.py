@@ -17,7 +17,7 @@ import plmu
 from plmu.exports.torch_program import METADATA, runs_whole
 from plmu.runtime.state_tree import leaves
 
-# Operations that a runtime of Core ATEN takes beside those with its tag: numbers of sizes, and assertions, which it drops.
+# What a runtime of Core ATEN takes beside operations with its tag: products of sizes, and assertions, which it drops.
 PLAIN = {"<built-in function mul>", "<built-in function getitem>", "aten._assert_tensor_metadata.default"}
 ROUNDINGS = 10_000  # a state is a sum over many steps; see `assert_same`
 
