@@ -282,8 +282,7 @@ static void advance(float *restrict out, const float *restrict matrix, const flo
     }
 }
 """,
-    "elapse": """/* m (order, channels) after an interval, with input u: a move for each of its bits, and a Taylor series of
-   the rest */
+    "elapse": """/* m (order, channels) after an interval with input u: a move for each of its bits, then a Taylor series */
 static void elapse(float *restrict out, const float *restrict m, const float *restrict u, float interval,
     const float *restrict moves, const float *restrict rate, float *restrict now, size_t order, size_t channels,
     size_t bits, size_t near, size_t terms, float unit, float longest)
