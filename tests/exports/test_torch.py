@@ -113,6 +113,11 @@ def test_irregular_times_have_a_step_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_trained_window_is_a_constant_of_the_step(tmp_path: Path) -> None:
+    check(model_of("original, trained"), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["season", "covariates"])
 def test_steps_of_forecasts_are_core_operations(name: str, tmp_path: Path) -> None:
     plmu.export(forecast_of(name), tmp_path, to="torch")

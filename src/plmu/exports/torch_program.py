@@ -17,6 +17,8 @@ from plmu.exports.program import Elapse, Program
 from plmu.folded.states import leaves, map_state
 
 METADATA = "metadata.json"  # among the program's extra files
+# A trained system is a function of its parameters, which a step would compute again; few runtimes have it.
+_EXPONENTIAL = torch.ops.aten.linalg_matrix_exp.default
 
 
 def torch_program(model: Any, program: Program, metadata: Mapping[str, Any], whole: bool) -> bytes:
@@ -38,12 +40,11 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, Any], who
     shapes += [tuple({0: batch} for _ in states)] if states else []
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of torch, about its own code
-        exported = torch.export.export(
-            _Steps(program, states) if _times(program) else _Flat(model, start, whole),
-            (x, *states),
-            dynamic_shapes=tuple(shapes),
-            strict=False,
-        )
+        module: nn.Module = _Steps(program, states) if _times(program) else _Flat(model, start, whole)
+        exported = torch.export.export(module, (x, *states), dynamic_shapes=tuple(shapes), strict=False)
+        if not whole and any(node.target is _EXPONENTIAL for node in exported.graph.nodes):
+            module = _Steps(program, states)
+            exported = torch.export.export(module, (x, *states), dynamic_shapes=tuple(shapes), strict=False)
         data = io.BytesIO()
         torch.export.save(exported, data, extra_files={METADATA: json.dumps(dict(metadata))})
     return data.getvalue()
