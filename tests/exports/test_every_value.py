@@ -8,7 +8,9 @@ import torch
 from closeness import within
 from ctested import CModel, compiled
 from exported import ACTIVATIONS, NAMES, TOLERANCE, Session, inputs, model_of, program
-from test_c import needs_compiler
+from test_c import anyhow, needs_compiler, write
+from test_forecast_export import CASES as FORECASTS
+from test_forecast_export import model_of as forecast_of
 from torch import Tensor, nn
 
 import plmu
@@ -116,3 +118,37 @@ def compare(name: str, model: Any, runtime: Any, restart: Any) -> None:
             expected = torch.full_like(expected, NAN)
         size = max([size, *(float(value.abs().max()) for value in (x, expected) if value.isfinite().all())])
         same(runtime(x), expected, f"{name}, step {t}", size)
+
+
+@needs_compiler
+@anyhow
+@pytest.mark.parametrize("kind", ["int8", "fixed"])
+@pytest.mark.parametrize("name", ["gated", "block: attention", "shares and positions"])
+def test_rounded_weights_keep_nan(name: str, kind: str, tmp_path: Path) -> None:
+    model = model_of(name)
+    write(tmp_path, model, kind)
+    runtime, spoilt = CModel(compiled(tmp_path, "model"), program(model, int8=True)), False
+    for x in stream(runtime.made):
+        if x is None:
+            runtime.reset()
+            spoilt = False
+            continue
+        spoilt |= bool(x.isnan().any())
+        y = runtime(x)
+        assert y.isnan().all() if spoilt and name != "block: attention" else y.isfinite().all() or spoilt
+        if x.isnan().any():
+            assert y.isnan().all()
+
+
+def test_every_layer_is_exported_or_said_not_to_be() -> None:
+    """By one of the models of these tests; docs/deploy.md names the others."""
+    models = [*map(model_of, NAMES), *map(forecast_of, FORECASTS)]
+    exported = {type(module) for model in models for module in model.modules()}
+    public = [getattr(plmu.nn, name) for name in plmu.nn.__all__ if isinstance(getattr(plmu.nn, name), type)]
+    layers = {kind for kind in public if issubclass(kind, plmu.nn.Steppable)} - {plmu.nn.Steppable}
+    assert {kind.__name__ for kind in layers - exported} == {"Bidirectional", "LSTM"}
+    with pytest.raises(ValueError, match="LSTM cannot be exported"):
+        program(plmu.nn.LSTM(3, 4))
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    assert "but for `plmu.nn.LSTM`, a baseline" in page
+    assert "such as `plmu.Bidirectional`, have no step" in page
