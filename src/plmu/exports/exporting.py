@@ -79,14 +79,14 @@ def export(
     at the season's phase that `states` in the metadata names; to start at another step of the clock, set that state to
     [step mod season, -1], in C by `model_start(state, step)`.
 
-    >>> plmu.export(model, "deploy")                # deploy/model_step.onnx
-    >>> plmu.export(model, "deploy", to="c")        # deploy/model.c, model.h, model_check.c, model.json, Makefile
-    >>> plmu.export(model, "deploy", to="torch")    # deploy/model_step.pt2 and model.pt2
+    >>> plmu.export(model, "deploy")                # deploy/model_step.onnx, model.json
+    >>> plmu.export(model, "deploy", to="c")        # deploy/model.c, model.h, model_check.c, Makefile, model.json
+    >>> plmu.export(model, "deploy", to="torch")    # deploy/model_step.pt2, model.pt2, model.json
 
     ONNX: inputs x (batch, features), or token numbers (batch,), and state_0_in, state_1_in, …; outputs y and
     state_0_out, state_1_out, … in the same order and with the same shapes. torch: a program (x, state_0, …) → (y,
-    state_0, …), and the same for whole sequences (batch, time, features). C: `model_init(state)` and
-    `model_step(state, x, y)`.
+    state_0, …), and the same for whole sequences (batch, time, features). C: `model_init(state)`, `model_step(state, x,
+    y)`, and for a classifier `model_softmax(y, probabilities)`.
 
     Args:
         model: any steppable module. AveragedModel, DDP and torch.compile wrappers are removed.
@@ -98,8 +98,8 @@ def export(
             file is smaller and steps are as fast, in C the program takes less flash.
         fixed_point: in C, with int8: also round the inputs of each product, to int16, and sum in int32. It is for
             processors that have no floating-point unit; the memory and activations stay float32.
-        metadata: entries to add to the files, such as {"classes": ["no", "yes"], "units": "mV", "dt": 0.01}; values
-            that are not text are written as JSON.
+        metadata: entries to add to the files, such as {"classes": ["no", "yes"], "units": "mV", "dt": 0.01}: text or
+            JSON. C has the names in "classes", "columns" and "forecast_columns" (of "horizon" steps) as arrays.
         samples: inputs (time, features), or token numbers (time,), on which the quantisation error is measured;
             random numbers if not given.
         measure: also measure the time of a step.
