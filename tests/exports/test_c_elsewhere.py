@@ -11,9 +11,11 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from closeness import within
 from ctested import STRICT, CModel, compiled
-from exported import model_of, program
+from exported import TOLERANCE, model_of, program
 from test_c import needs_compiler
+from test_forecast_export import model_of as forecast_of
 from torch import nn
 
 import plmu
@@ -234,3 +236,19 @@ def test_comments_and_literals(text: str) -> None:
     decoded = re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), written[1:-1].encode())
     assert decoded == text.encode()
     assert not re.search(r'["?]|\\(?![0-7]{3})', written[1:-1])
+
+
+@needs_compiler
+def test_a_stream_starts_at_any_step_of_a_season(tmp_path: Path) -> None:
+    """Also at steps far away, before the first one of the data, and after other samples."""
+    model = forecast_of("season").requires_grad_(False)
+    plmu.export(model, tmp_path, to="c")
+    library = compiled(tmp_path, "model")
+    stream = CModel(library, program(model))
+    for step in (0, 1, 4, 5, 1_000_003, -1, -7):
+        stream(torch.ones(1, 1))
+        library.model_start(stream.state, ctypes.c_int64(step))
+        state = model.state_at(step)
+        for x in torch.randn(9, 1, 1):
+            expected, state = model.step(x, state)
+            within(float((stream(x) - expected).abs().max()) / max(1.0, float(expected.abs().max())), TOLERANCE)
