@@ -18,14 +18,7 @@ class DataError(RuntimeError):
     """Data is missing, incomplete or damaged. The message says what to do, in one line."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message[:1000]))
-
-
-def printable(text: str) -> str:
-    """Text with line breaks as spaces, and other letters that are not printed, such as escape, as in Python's repr."""
-    return "".join(
-        letter if letter.isprintable() else " " if letter.isspace() else repr(letter)[1:-1] for letter in text
-    )
+        super().__init__(in_one_line(message[:1000]))
 
 
 class FileFormatError(ValueError):
@@ -57,6 +50,11 @@ EXTRAS = {
 def printable(text: str) -> str:
     """Text for a terminal: names from a user's files may hold control characters, which are shown as \\u001b."""
     return _OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def in_one_line(text: str) -> str:
+    """Printable text in which line breaks and tabs are spaces."""
+    return printable("".join(" " if letter.isspace() else letter for letter in text))
 
 
 def how_to_install(module: str) -> str:

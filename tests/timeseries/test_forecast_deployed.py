@@ -205,7 +205,7 @@ def test_a_server_names_the_columns(load_run: Path) -> None:
 def test_an_export_names_the_columns(load_run: Path, tmp_path: Path) -> None:
     main(["export", str(load_run), "--to", "c", "--out", str(tmp_path)])
     about = json.loads((tmp_path / "model.json").read_text())
-    assert (json.loads(about["columns"]), about["horizon"]) == (["load", "temp"], str(HORIZON))
+    assert (about["columns"], about["horizon"]) == (["load", "temp"], HORIZON)
 
 
 def test_a_saved_state_knows_its_time(load_run: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import plmu
 from plmu.clock import Clock
-from plmu.errors import DataError, printable
+from plmu.errors import DataError, in_one_line
 from plmu.timeseries import read_series
 from plmu.timeseries.columns import _completeness
 from plmu.timeseries.tables import limits, read_table
@@ -222,4 +222,4 @@ def test_nothing_to_score_is_said(tmp_path: Path) -> None:
 
 
 def test_letters_that_are_not_printed() -> None:
-    assert printable("a\x1b[31m\nb\x07 ü\u202e") == "a\\x1b[31m b\\x07 ü\\u202e"
+    assert in_one_line("a\x1b[31m\nb\x07 ü\u202e") == "a\\u001b[31m b\\u0007 ü\\u202e"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plmu.exports import program as ops
-from plmu.exports.program import Operation, Program, Value, fixed_limit, rounded
+from plmu.exports.program import TERMS, Operation, Program, Value, fixed_limit, rounded
 
 
 class Evaluator:
@@ -110,6 +110,24 @@ def _remember(e: Evaluator, op: ops.Remember, v: dict[Value, Tensor]) -> None:
     v[op.out] = out.flatten(1)
 
 
+def _elapse(e: Evaluator, op: ops.Elapse, v: dict[Value, Tensor]) -> None:
+    moves, rate, interval = e.array(op.moves), e.array(op.rate), v[op.interval]
+    m, u = v[op.m].unflatten(1, (len(op.rate), -1)), v[op.u][:, None]
+    rest = torch.where((interval >= 0) & interval.isfinite(), interval, math.nan).clamp(max=op.longest)
+    for bit in reversed(range(len(moves))):
+        bound = op.unit * 2.0**bit
+        moved = moves[bit] @ torch.cat([m, u], 1)
+        moved = m + moved if bit < op.near_identity else moved
+        m = torch.where((rest >= bound)[:, :, None], moved, m)
+        rest = torch.where(rest >= bound, rest - bound, rest)
+    term = rest[:, :, None] * (rate @ torch.cat([m, u], 1))
+    m = m + term
+    for number in range(2, TERMS + 1):
+        term = (rest / number)[:, :, None] * (rate[:, :-1] @ term)
+        m = m + term
+    v[op.out] = m.flatten(1)
+
+
 def _split(e: Evaluator, op: ops.Split, v: dict[Value, Tensor]) -> None:
     v.update(zip(op.pieces, v[op.x].split([piece.size for piece in op.pieces], 1), strict=True))
 
@@ -186,7 +204,8 @@ def _attend(e: Evaluator, op: ops.Attend, v: dict[Value, Tensor]) -> None:
 
 def _count(e: Evaluator, op: ops.Count, v: dict[Value, Tensor]) -> None:
     counts = v[op.counts]
-    above = (v[op.x][:, None] > e.array(op.thresholds)).flatten(1).to(counts.dtype)
+    x = v[op.x][:, None]
+    above = torch.where(x.isnan(), x, (x > e.array(op.thresholds)).to(counts.dtype)).flatten(1)
     parts = [above * (counts[:, -1:] + 0.5) ** k for k in range(op.positions + 1)]
     v[op.out] = counts + torch.cat([*parts, torch.ones_like(counts[:, -1:])], 1)
 
@@ -240,6 +259,7 @@ _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], No
     ops.Concat: _concat,
     ops.Constant: _constant,
     ops.Count: _count,
+    ops.Elapse: _elapse,
     ops.Fill: _fill,
     ops.Follow: _follow,
     ops.Lookup: _lookup,

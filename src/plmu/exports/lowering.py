@@ -14,6 +14,7 @@ from plmu.exports import program as ops
 from plmu.exports.builder import Builder, Lowering, NotExportable, cast, name_of
 from plmu.exports.forecast import lower_covariates, lower_forecast
 from plmu.exports.program import Program, Season, Value, Weight
+from plmu.exports.timed import lower_timed
 from plmu.folded import Folded
 from plmu.folded.attention import rotation
 from plmu.folded.functions import ACTIVATIONS, MODULES
@@ -283,6 +284,7 @@ _KINDS: dict[type[Folded], Lowering] = {
     folded.SelectiveMemory: _selective,
     folded.Sum: _sum,
     folded.Taps: _taps,
+    folded.TimedDelay: lower_timed,
     folded.Unit: _unit,
     folded.WeightedSum: _weighted_sum,
     folded.WindowAttention: _attention,

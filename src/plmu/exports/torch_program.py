@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from plmu.exports.program import Program
+from plmu.exports.evaluate import Evaluator
+from plmu.exports.program import Elapse, Program
 from plmu.folded.states import leaves, map_state
 
 METADATA = "metadata.json"  # among the program's extra files
+# A trained system is a function of its parameters, which a step would compute again; few runtimes have it.
+_EXPONENTIAL = torch.ops.aten.linalg_matrix_exp.default
 
 
-def torch_program(model: Any, program: Program, metadata: Mapping[str, str], whole: bool) -> bytes:
+def torch_program(model: Any, program: Program, metadata: Mapping[str, Any], whole: bool) -> bytes:
     """The .pt2 file of a program (x, state_0, …) → (y, state_0, …) with operations of torch only.
 
     Args:
@@ -38,20 +41,40 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, str], who
     shapes += [tuple({0: batch} for _ in states)] if states else []
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of torch, about its own code
-        exported = torch.export.export(
-            _Flat(model, start, whole),
-            (x, *states),
-            dynamic_shapes=tuple(shapes),
-            strict=False,
-        )
+        module: nn.Module = _Steps(program, states) if _times(program) else _Flat(model, start, whole)
+        exported = torch.export.export(module, (x, *states), dynamic_shapes=tuple(shapes), strict=False)
+        if not whole and any(node.target is _EXPONENTIAL for node in exported.graph.nodes):
+            module = _Steps(program, states)
+            exported = torch.export.export(module, (x, *states), dynamic_shapes=tuple(shapes), strict=False)
         data = io.BytesIO()
         torch.export.save(exported, data, extra_files={METADATA: json.dumps(dict(metadata))})
     return data.getvalue()
 
 
-def runs_whole(model: nn.Module) -> bool:
-    """Whether a program for sequences of any length can be made: not if a layer runs one step after another."""
-    return all(getattr(module, "parallel", True) for module in model.modules())
+def runs_whole(model: nn.Module, program: Program) -> bool:
+    """Whether a program for sequences of any length can be made: not if a layer runs one step after another, or divides
+    a sequence by its length."""
+    return all(getattr(module, "parallel", True) for module in model.modules()) and not _times(program)
+
+
+def _times(program: Program) -> bool:
+    """Whether a model takes intervals, whose exponentials not every runtime of torch programs has."""
+    return any(isinstance(operation, Elapse) for operation in program.operations)
+
+
+class _Steps(nn.Module):
+    """A step by the lowered program; `like` are states of the same shapes."""
+
+    def __init__(self, program: Program, like: list[Tensor]) -> None:
+        super().__init__()
+        self.program, self.shapes = program, [value.shape[1:] for value in like]
+
+    def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        evaluator = Evaluator(self.program)
+        evaluator.states = [state.flatten(1) for state in states]
+        y = evaluator.step(x)
+        after = zip(evaluator.states, self.shapes, strict=True)
+        return (y, *(state.unflatten(1, shape) if len(shape) > 1 else state for state, shape in after))
 
 
 class _Flat(nn.Module):

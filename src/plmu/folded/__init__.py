@@ -15,6 +15,7 @@ from plmu.folded.joining import chain
 from plmu.folded.memory import CoupledMemory, Delay, LinearMemory, ParallelMemory
 from plmu.folded.shares import RunningShares
 from plmu.folded.stacks import After, Chain, Filled, Product, Stepped, Sum, WeightedSum
+from plmu.folded.timed import TimedDelay
 
 __all__ = [
     "Affine",
@@ -43,6 +44,7 @@ __all__ = [
     "Stepped",
     "Sum",
     "Taps",
+    "TimedDelay",
     "Unit",
     "WeightedSum",
     "WindowAttention",

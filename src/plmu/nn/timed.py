@@ -9,9 +9,10 @@ from torch import Tensor
 
 from plmu.core.modes import among_fakes, values_unknown
 from plmu.core.systems import DelayNetwork
-from plmu.folded import wide_dtype
+from plmu.folded import Folded, TimedDelay, wide_dtype
+from plmu.folded.base import copied
 from plmu.nn.savable import savable
-from plmu.nn.steppable import Steppable, check_features, positive
+from plmu.nn.steppable import Steppable, changed, check_features, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 from plmu.ops.matrices import infinity_as_nan
 from plmu.ops.nonfinite import isolated_values
@@ -117,6 +118,11 @@ class TimedDelayLayer(Steppable):
         keep, change, take = self._transitions(wide[:, 0])
         m = _moved(keep, change, before) + take[..., None] * infinity_as_nan(wide[:, None, 1:])
         return m.flatten(1).to(result_dtype(x), copy=True), m
+
+    def fold(self) -> Folded:
+        if changed(self, "fold"):
+            return super().fold()
+        return TimedDelay(copied(self), self._matrix[:-1].clone(), self.channels)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.zeros(batch, self.order, self.channels, dtype=wide_dtype(dtype), device=device)

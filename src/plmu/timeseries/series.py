@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from plmu.clock import DAY, Clock, Steps
 from plmu.data.files import DataConfig
-from plmu.errors import DataError, printable
+from plmu.errors import DataError, in_one_line
 from plmu.timeseries.clock import find_clock
 from plmu.timeseries.columns import Columns, find_columns
 from plmu.timeseries.reader_options import configured
@@ -203,7 +203,7 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
     if len({series.name for series in raw}) > 1:
         by = f"column {columns.id!r}" if columns.id else "file"
         data.notes.append(f"series: {len({series.name for series in raw}):,}, by {by}")
-    data.notes[:] = map(printable, data.notes)
+    data.notes[:] = map(in_one_line, data.notes)
     return data
 
 
