@@ -140,3 +140,14 @@ def test_wrong_arguments_are_named(wrong: dict[str, int]) -> None:
     options = {"horizon": 2, "order": 3, "theta": 4.0, "lookback": 5, "season": 5, **wrong}
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LookbackForecast(1, **options)  # type: ignore[arg-type]
+
+
+class Doubled(LookbackForecast):
+    def step(self, x: Tensor, state: object = None) -> tuple[Tensor, object]:
+        out, state = super().step(x, state)
+        return 2 * out, state
+
+
+def test_a_subclass_folds_into_its_own_step() -> None:
+    x = torch.randn(2, 3)
+    assert torch.equal(plmu.fold(Doubled(3, 4, 6, 11.0, 12)).step(x)[0], 2 * x.repeat(1, 4))
