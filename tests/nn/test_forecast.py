@@ -152,6 +152,12 @@ def test_a_batch_without_series(season: int) -> None:
         assert plmu.fold(layer).step(x[:, 0])[0].shape == layer.step(x[:, 0])[0].shape == (0, 12)
 
 
-def test_a_state_before_a_given_step_has_its_phase() -> None:
-    assert build(5).state_at(7)[1].tolist() == [[2.0, -1.0]]
-    assert build(0).state_at(7)[1].tolist() == [[0.0, -1.0]]
+class Doubled(LookbackForecast):
+    def step(self, x: Tensor, state: object = None) -> tuple[Tensor, object]:
+        out, state = super().step(x, state)
+        return 2 * out, state
+
+
+def test_a_subclass_folds_into_its_own_step() -> None:
+    x = torch.randn(2, 3)
+    assert torch.equal(plmu.fold(Doubled(3, 4, 6, 11.0, 12)).step(x)[0], 2 * x.repeat(1, 4))

@@ -104,3 +104,11 @@ def test_the_formula_says_in_which_zone_times_are() -> None:
     here = Clock("time", clock.first, clock.step)
     assert here.formula.endswith("with t the time in seconds since 1970-01-01 00:00 in the time zone of the data")
     assert CLOCKS["numbers"].formula.endswith("with t the time of the data")
+
+
+@pytest.mark.parametrize(("first", "step", "offset", "time"), [
+    (0.0, 1.0, 0.25, "1.25"), (0.5, 1500.25, 0.0, "1500.75"), (0.0, 2000.0, 0.1231, "2246"), (0.0, 2000.0, 0.0, "2000"),
+])  # fmt: skip
+def test_times_that_are_numbers(first: float, step: float, offset: float, time: str) -> None:
+    """The offset of a series is a mean: of long steps its fractions mean nothing."""
+    assert Clock("numbers", first, step).times(np.array([1]), offset) == [time]

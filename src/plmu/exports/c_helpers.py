@@ -320,36 +320,36 @@ static void elapse(float *restrict out, const float *restrict m, const float *re
                 out[h * width + c] += weights[i * heads + h] * m[(i * heads + h) * width + c];
 }
 """,
-    "count": """static void count(float *out, const float *x, const float *counts, const float *thresholds,
+    "count": """static void count(double *out, const float *x, const double *counts, const float *thresholds,
     size_t rows, size_t features, size_t degrees)
 {
     const size_t size = rows * features, last = degrees * size;
-    const float steps = counts[last];
+    const double steps = counts[last];
     size_t i, k;
     for (i = 0; i < size; i++) {
         const float number = x[i % features];
-        float above = number > thresholds[i] ? 1.0f : (number == number ? 0.0f : number); /* NaN stays */
+        double above = number > thresholds[i] ? 1.0 : (number == number ? 0.0 : (double)number); /* NaN stays */
         for (k = 0; k < degrees; k++) {
             out[k * size + i] = counts[k * size + i] + above;
-            above *= steps + 0.5f;
+            above *= steps + 0.5;
         }
     }
-    out[last] = steps + 1.0f;
+    out[last] = steps + 1.0;
 }
 """,
-    "shares": """static void shares(float *out, const float *counts, const float *legendre,
+    "shares": """static void shares(float *out, const double *counts, const float *legendre,
     size_t size, size_t degrees)
 {
-    const float steps = counts[degrees * size];
+    const double steps = counts[degrees * size];
     size_t i, j, k;
     for (i = 0; i < size; i++)
         for (k = 0; k < degrees; k++) {
-            float scale = 1.0f / steps, sum = 0.0f;
+            double scale = 1.0 / steps, sum = 0.0;
             for (j = 0; j <= k; j++) {
-                sum += legendre[k * degrees + j] * counts[j * size + i] * scale;
+                sum += (double)legendre[k * degrees + j] * counts[j * size + i] * scale;
                 scale /= steps;
             }
-            out[k * size + i] = sum;
+            out[k * size + i] = (float)sum;
         }
 }
 """,

@@ -205,7 +205,7 @@ def _attend(e: Evaluator, op: ops.Attend, v: dict[Value, Tensor]) -> None:
 def _count(e: Evaluator, op: ops.Count, v: dict[Value, Tensor]) -> None:
     counts = v[op.counts]
     x = v[op.x][:, None]
-    above = torch.where(x.isnan(), x, (x > e.array(op.thresholds)).to(counts.dtype)).flatten(1)
+    above = torch.where(x.isnan(), torch.nan, (x > e.array(op.thresholds)).to(counts.dtype)).flatten(1)
     parts = [above * (counts[:, -1:] + 0.5) ** k for k in range(op.positions + 1)]
     v[op.out] = counts + torch.cat([*parts, torch.ones_like(counts[:, -1:])], 1)
 
@@ -214,7 +214,7 @@ def _shares(e: Evaluator, op: ops.Shares, v: dict[Value, Tensor]) -> None:
     counts, factors = v[op.counts], e.array(op.legendre)
     parts = counts[:, :-1].unflatten(1, (len(factors), -1))
     powers = counts[:, -1:] ** torch.arange(1, len(factors) + 1, device=counts.device)
-    v[op.out] = (factors.to(counts.dtype) @ (parts / powers[:, :, None])).flatten(1)
+    v[op.out] = (factors.to(counts.dtype) @ (parts / powers[:, :, None])).flatten(1).to(e.dtype)
 
 
 def _phase(e: Evaluator, op: ops.Phase, v: dict[Value, Tensor]) -> None:

@@ -239,7 +239,7 @@ def _identity(b: Builder, part: folded.Identity, x: Value, state: Any) -> tuple[
 
 def _shares(b: Builder, part: folded.RunningShares, x: Value, state: Any) -> tuple[Value, Any]:
     b.kinds[state] = "counts"
-    after = b.add(ops.Count, state.size, x, state, cast(part.thresholds), part.positions)
+    after = b.add_like(state, ops.Count, state.size, x, state, cast(part.thresholds), part.positions)
     return b.add(ops.Shares, state.size - 1, after, cast(torch.tensor(legendre(part.positions)))), after
 
 

@@ -55,8 +55,9 @@ class Graph:
         self.constants[name] = numpy_helper.from_array(array.contiguous().numpy(), name)
         return name
 
-    def number(self, value: float) -> str:
-        return self._shared(f"number_{value!r}", lambda name: helper.make_tensor(name, TensorProto.FLOAT, [], [value]))
+    def number(self, value: float, kind: int = TensorProto.FLOAT) -> str:
+        wide = "wide_" if kind == TensorProto.DOUBLE else ""
+        return self._shared(f"{wide}number_{value!r}", lambda name: helper.make_tensor(name, kind, [], [value]))
 
     def integer(self, value: int) -> str:
         return self._shared(f"integer_{value}", lambda name: helper.make_tensor(name, TensorProto.INT64, [], [value]))

@@ -194,22 +194,23 @@ def _rotated(g: Graph, x: str, cos: Tensor, sin: Tensor) -> str:
 
 
 def _count(g: Graph, op: ops.Count) -> None:
-    size = op.thresholds.numel()
+    size, kind = op.thresholds.numel(), type_of(op.counts)
     x = g.get(op.x, (1, op.x.size))
-    above = g.node("Cast", g.node("Greater", x, g.constant(op.thresholds)), to=TensorProto.FLOAT)
-    above = g.reshape(g.node("Where", g.node("IsNaN", x), x, above), size)  # NaN stays in the counts
+    above = g.node("Cast", g.node("Greater", x, g.constant(op.thresholds)), to=kind)
+    above = g.node("Where", g.node("IsNaN", x), g.node("Cast", x, to=kind), above)  # NaN stays in the counts
+    above = g.reshape(above, size)
     counts = g.get(op.counts)
     before, steps = g.nodes_of("Split", (counts, g.integers(op.counts.size - 1, 1)), 2, axis=1)
-    parts, number = [above], g.node("Add", steps, g.number(0.5))
+    parts, number = [above], g.node("Add", steps, g.number(0.5, kind))
     for _ in range(op.positions):
         parts.append(g.node("Mul", parts[-1], number))
     above = g.node("Concat", *parts, axis=1)
-    after = g.node("Add", before, above), g.node("Add", steps, g.number(1.0))
+    after = g.node("Add", before, above), g.node("Add", steps, g.number(1.0, kind))
     g.put(op.out, g.node("Concat", *after, axis=1))
 
 
 def _shares(g: Graph, op: ops.Shares) -> None:
-    degrees = len(op.legendre)
+    degrees, kind = len(op.legendre), type_of(op.counts)
     size = op.out.size // degrees
     *parts, steps = g.nodes_of("Split", (g.get(op.counts), g.integers(*[size] * degrees, 1)), degrees + 1, axis=1)
     means, out = [], []
@@ -218,9 +219,9 @@ def _shares(g: Graph, op: ops.Shares) -> None:
             part = g.node("Div", part, steps)
         means.append(part)
     for row in op.legendre.tolist():
-        terms = [g.node("Mul", mean, g.number(factor)) for mean, factor in zip(means, row, strict=True) if factor]
+        terms = [g.node("Mul", mean, g.number(factor, kind)) for mean, factor in zip(means, row, strict=True) if factor]
         out.append(reduce(lambda sum_, term: g.node("Add", sum_, term), terms))
-    g.put(op.out, g.node("Concat", *out, axis=1))
+    g.put(op.out, g.node("Cast", g.node("Concat", *out, axis=1), to=type_of(op.out)))
 
 
 def _number(g: Graph, op: ops.Phase | ops.Follow) -> tuple[str, str]:

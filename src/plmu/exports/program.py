@@ -264,7 +264,8 @@ class Attend(Operation):
 @dataclass(frozen=True, eq=False)
 class Count(Operation):
     """Counts after a step t, from the `counts` before it: how often x was above each threshold, for each degree k up to
-    `positions` the sum of those steps' (t + ½)ᵏ, and last the number of steps. After NaN in x they are NaN."""
+    `positions` the sum of those steps' (t + ½)ᵏ, and last the number of steps. After NaN in x they are NaN. Counts are
+    wide: sums of (t + ½)⁸ overflow float32 after 24,000 steps."""
 
     x: Value
     counts: Value
