@@ -300,3 +300,13 @@ def test_a_parametrised_embedding_streams() -> None:
         assert_same(sessions.push({row: token})[row], expected[t])
     with pytest.raises(ValueError, match="token numbers must be between 0 and 4, got 5"):
         stream.push(5)
+
+
+def test_masked_numbers_are_missing_and_masked_tokens_are_refused() -> None:
+    frozen = plmu.FrozenModel(ParallelLMU(2, 3, **SMALL))
+    stream, expected = plmu.Stream(frozen, missing="hold"), plmu.Stream(frozen, missing="hold")
+    first, hidden = np.ma.masked_array([1.0, 2.0]), np.ma.masked_array([9.0, 3.0], mask=[True, False])
+    assert torch.equal(stream.push(first), expected.push([1.0, 2.0]))
+    assert torch.equal(stream.push(hidden), expected.push([1.0, 3.0]))
+    with pytest.raises(TypeError, match="masked token numbers"):
+        plmu.Stream(Sequential(nn.Embedding(5, 3))).push(np.ma.masked_array([1, 2], mask=[True, False]))

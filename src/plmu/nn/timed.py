@@ -197,13 +197,13 @@ def _scan(keep: Tensor, changes: Tensor, inputs: Tensor) -> Tensor:
     inputs = torch.nn.functional.pad(inputs, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, order, channels)
     changes = torch.nn.functional.pad(changes, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, order, order)
     keep = torch.nn.functional.pad(keep, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, 1, 1)
-    local, kept, changed = [inputs[:, :, 0]], [keep[:, :, 0]], [changes[:, :, 0]]  # from the beginning of each block
+    local, factors, changed = [inputs[:, :, 0]], [keep[:, :, 0]], [changes[:, :, 0]]  # from the beginning of each block
     for t in range(1, _BLOCK):
         keep_t, change_t = keep[:, :, t], changes[:, :, t]
         local.append(inputs[:, :, t] + _moved(keep_t, change_t, local[-1]))
-        changed.append(_moved(keep_t, change_t, changed[-1]) + change_t * kept[-1])
-        kept.append(keep_t * kept[-1])
-    ends = _scan(kept[-1], changed[-1], local[-1])  # the state at the end of each block
+        changed.append(_moved(keep_t, change_t, changed[-1]) + change_t * factors[-1])
+        factors.append(keep_t * factors[-1])
+    ends = _scan(factors[-1], changed[-1], local[-1])  # the state at the end of each block
     before = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1]], dim=1)[:, :, None]
-    whole = torch.stack(local, dim=2) + _moved(torch.stack(kept, dim=2), torch.stack(changed, dim=2), before)
+    whole = torch.stack(local, dim=2) + _moved(torch.stack(factors, dim=2), torch.stack(changed, dim=2), before)
     return whole.reshape(batch, blocks * _BLOCK, order, channels)[:, :time]

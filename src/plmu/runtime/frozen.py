@@ -169,9 +169,9 @@ def _first_weight(model: nn.Module) -> tuple[Tensor | None, nn.Module]:
     weights may be wider."""
     for module in model.modules():
         if not isinstance(module, Memory):
-            own: nn.Module = module
+            owner: nn.Module = module
             if is_parametrized(module):  # whose weights are those of its parametrizations
-                own = module.parametrizations  # type: ignore[assignment]
-            for value in own.parameters(recurse=own is not module):
+                owner = module.parametrizations  # type: ignore[assignment]
+            for value in owner.parameters(recurse=owner is not module):
                 return value, module
     return None, model
