@@ -347,7 +347,7 @@ def test_the_name_of_a_new_journal_is_flushed_once(tmp_path: Path, monkeypatch) 
     monkeypatch.setattr(os, "fsync", flushed.append)
     journal = server.journal
     assert journal is not None
-    for expected in ([journal.file, journal._descriptor], [journal.file]):
+    for kind, expected in ((OPEN, [journal.file, journal._descriptor]), (RESET, [journal.file])):
         del flushed[:]
-        do(server, (OPEN, "a"))
+        do(server, (kind, "a"))
         assert flushed == expected
