@@ -250,3 +250,17 @@ def test_clocks_of_stray_rows_and_of_halves_of_a_year() -> None:
     assert find_clock([stray]).spacing == "month"
     assert find_clock([np.sort(np.append(stray, np.datetime64("1996-01-20", "us")))]).kind == "time"
     assert find_clock([months[::6]]).spacing == "6 months"
+
+
+def test_a_series_is_split_at_each_gap(tmp_path: Path) -> None:
+    rows = [f"{i},{'' if i in (5, 10, 11, 20) else i}" for i in range(30)]
+    (tmp_path / "my.csv").write_text("\n".join(["t,v", *rows, ""]))
+    pieces = read_series(tmp_path / "my.csv", missing="split").pieces
+    assert [(piece.start, len(piece)) for piece in pieces] == [(0, 5), (6, 4), (12, 8), (21, 9)]
+    assert all(piece.values[:, 0].tolist() == list(range(piece.start, piece.start + len(piece))) for piece in pieces)
+
+
+def test_the_first_value_that_is_too_large_is_named(tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text("t,a,b\n0,1,1\n1,2,-1e16\n2,3e17,2\n")
+    with pytest.raises(DataError, match=r"line 3, column 'b': -1e\+16 is too large"):
+        read_series(tmp_path / "my.csv")
