@@ -223,3 +223,44 @@ def test_nothing_to_score_is_said(tmp_path: Path) -> None:
 
 def test_letters_that_are_not_printed() -> None:
     assert in_one_line("a\x1b[31m\nb\x07 ü\u202e") == "a\\u001b[31m b\\u0007 ü\\u202e"
+
+
+def test_archives_have_comments_and_empty_lines(tmp_path: Path) -> None:
+    from plmu.timeseries import read_labelled
+
+    path = tmp_path / "a.ts"
+    path.write_text("# by hand\n\n@classLabel true a b\n@data\n\n1,2,?:4,5,6:a\n% 7,8,9:1,2,3:b\n3,4:1,2,3:b\n")
+    data = read_labelled(path)
+    assert data.labels == ["a", "b"]
+    np.testing.assert_array_equal(data.series[0], [[1, 4], [2, 5], [2, 6]])
+    np.testing.assert_array_equal(data.series[1], [[3, 1], [4, 2], [4, 3]])
+    path.write_text("@data\n1,x:a\n")
+    with pytest.raises(DataError, match=r"a\.ts, line 2, value 2: 'x' is not a number"):
+        read_labelled(path)
+    path.write_text("@timestamps true\n@data\n")
+    with pytest.raises(DataError, match="line 1: series with time stamps are not read"):
+        read_labelled(path)
+
+
+def test_clocks_of_stray_rows_and_of_halves_of_a_year() -> None:
+    from plmu.timeseries.clock import find_clock
+
+    months = np.arange("1990-01", "2000-01", dtype="datetime64[M]").astype("datetime64[us]")
+    stray = np.sort(np.append(months, np.datetime64("1995-01-20", "us")))
+    assert find_clock([stray]).spacing == "month"
+    assert find_clock([np.sort(np.append(stray, np.datetime64("1996-01-20", "us")))]).kind == "time"
+    assert find_clock([months[::6]]).spacing == "6 months"
+
+
+def test_a_series_is_split_at_each_gap(tmp_path: Path) -> None:
+    rows = [f"{i},{'' if i in (5, 10, 11, 20) else i}" for i in range(30)]
+    (tmp_path / "my.csv").write_text("\n".join(["t,v", *rows, ""]))
+    pieces = read_series(tmp_path / "my.csv", missing="split").pieces
+    assert [(piece.start, len(piece)) for piece in pieces] == [(0, 5), (6, 4), (12, 8), (21, 9)]
+    assert all(piece.values[:, 0].tolist() == list(range(piece.start, piece.start + len(piece))) for piece in pieces)
+
+
+def test_the_first_value_that_is_too_large_is_named(tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text("t,a,b\n0,1,1\n1,2,-1e16\n2,3e17,2\n")
+    with pytest.raises(DataError, match=r"line 3, column 'b': -1e\+16 is too large"):
+        read_series(tmp_path / "my.csv")

@@ -291,6 +291,18 @@ def test_a_column_that_describes_rows_names_no_series(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("header", "more"), [("day,load", ""), ("day,load,heat", ",0.5")])
+def test_an_integer_that_is_measured_names_no_series(header: str, more: str, tmp_path: Path) -> None:
+    """Three rows a day, whose values differ within a day."""
+    rows = [f"{DAY[i // 3 % N]},{i % 7}{more and f',{i / 8}'}" for i in range(3 * N)]
+    (tmp_path / "my.csv").write_text("\n".join([header, *rows, ""]))
+    with pytest.raises(DataError, match="48 of 72 rows repeat a time in column 'day'"):
+        read_series(tmp_path / "my.csv")
+    stores = [f"{DAY[i // 3]},{i % 3 + 1},{i / 8}" for i in range(3 * N) if i % 11]
+    (tmp_path / "my.csv").write_text("\n".join(["day,number,load", *stores, ""]))
+    assert read_series(tmp_path / "my.csv").columns.id == "number"
+
+
 def test_a_panel_with_holes_is_one(tmp_path: Path) -> None:
     rows = "".join(f"{DAY[i]},{shop},{i}\n" for i in range(N) for shop in "ab" if (i + ord(shop)) % 4)
     (tmp_path / "my.csv").write_text(f"day,shop,load\n{rows}")
