@@ -264,3 +264,15 @@ def test_the_first_value_that_is_too_large_is_named(tmp_path: Path) -> None:
     (tmp_path / "my.csv").write_text("t,a,b\n0,1,1\n1,2,-1e16\n2,3e17,2\n")
     with pytest.raises(DataError, match=r"line 3, column 'b': -1e\+16 is too large"):
         read_series(tmp_path / "my.csv")
+
+
+def test_years_of_dates_and_columns_of_two_times(tmp_path: Path) -> None:
+    path = tmp_path / "my.csv"
+    path.write_text("when,v\n2999-12-31,1\n1000-01-01,2\n")
+    assert read_table(path).times("when").astype("datetime64[Y]").astype(str).tolist() == ["2999", "1000"]
+    for year in ("0999", "3000"):
+        path.write_text(f"when,v\n{year}-12-31,1\n{year}-01-01,2\n")
+        with pytest.raises(DataError, match="is not a date or time"):
+            read_table(path).times("when")
+    path.write_text("t,v\n5,1\n9,2\n")
+    assert read_series(path).columns.time == "t"
