@@ -37,8 +37,8 @@ class CModel:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The output (1, outputs) of a step for x (1, features), or token numbers (1,)."""
-        x = (x.int() if self.made.tokens is not None else x.float()).contiguous()
-        y = torch.full((1, self.made.y.size), torch.nan)
+        x = (x.int() if self.made.tokens is not None else x.to(self.made.x.dtype)).contiguous()
+        y = torch.full((1, self.made.y.size), torch.nan, dtype=self.made.y.dtype)
         pointers: list[Any] = [ctypes.c_void_p(value.data_ptr()) for value in (x, y)]
         assert getattr(self.library, f"{self.name}_step")(self.state, *pointers) == 0
         return y

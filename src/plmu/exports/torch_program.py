@@ -32,7 +32,7 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, Any], who
     """
     dtype = program.x.dtype
     start = model.initial_state(2, dtype, torch.device("cpu"))
-    states = [leaf.to(dtype) for leaf in leaves(start)]  # counts are float64 in the model
+    states = list(leaves(start))
     shape = (2, 20) if whole else (2,)
     tokens = program.tokens
     x = torch.zeros(*shape, program.x.size, dtype=dtype) if tokens is None else torch.zeros(shape, dtype=torch.int64)
@@ -78,7 +78,7 @@ class _Steps(nn.Module):
 
 
 class _Flat(nn.Module):
-    """A model that takes and returns its state as separate float32 tensors; `like` is a state of the same form."""
+    """A model that takes and returns its state as separate tensors; `like` is a state of the same form."""
 
     def __init__(self, model: Any, like: Any, whole: bool) -> None:
         super().__init__()
@@ -86,6 +86,6 @@ class _Flat(nn.Module):
 
     def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         values = iter(states)
-        state = map_state(self.like, lambda leaf: next(values).to(leaf.dtype))
+        state = map_state(self.like, lambda _: next(values))
         y, after = self.model(x, state) if self.whole else self.model.step(x, state)
-        return (y, *(leaf.float() for leaf in leaves(after)))
+        return (y, *leaves(after))
