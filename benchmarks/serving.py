@@ -248,11 +248,15 @@ async def hostile(run: Path, messages: int, healthy: int) -> dict[str, Any]:
         for client in clients:
             client.read()
         named = sum("error" in json.loads(answer) for answer in answers)
+        closed = sum(connection.closed.is_set() for connection in connections)
+        for connection in (*connections, *(client.connection for client in clients)):
+            connection.transport.close()
+            await connection.closed.wait()
         half = len(memory) // 2
         return {
             "messages": messages,
             "answered_with_an_error": named,
-            "closed_connections": sum(connection.closed.is_set() for connection in connections),
+            "closed_connections": closed,
             "healthy_sessions": healthy,
             "healthy_samples": sum(client.count for client in clients),
             "healthy_lost": sum(client.count - client.steps for client in clients),

@@ -6,7 +6,6 @@ from typing import Any
 
 import blocks
 import layers
-import numpy as np
 import onnxruntime
 import torch
 from torch import Tensor, nn
@@ -56,6 +55,7 @@ MORE: dict[str, Callable[[], Any]] = {
     "shares and positions of degree 3": lambda: Sequential(
         nn.Linear(3, 4), plmu.nn.ThresholdShares(4, 2, positions=3), nn.Linear(32, 2)
     ),
+    "timed": lambda: Sequential(plmu.TimedDelayLayer(2, 4, 7.0), nn.Linear(8, 2)),
     "token delay": lambda: Sequential(plmu.TokenDelayLayer(9, 3, **layers.SMALL), nn.Linear(12, 2)),
 }  # fmt: skip
 NAMES = [*layers.LAYERS, *(f"block: {one}" for one in blocks.BLOCKS), *MORE]
@@ -82,8 +82,13 @@ def program(model: Any, int8: bool = False) -> Program:
 
 
 def inputs(made: Program, *shape: int) -> Tensor:
-    """(*shape, features), or token numbers (*shape)."""
-    return torch.randn(*shape, made.x.size) if made.tokens is None else torch.randint(made.tokens, shape)
+    """(*shape, features), the first of which may be an interval; or token numbers (*shape)."""
+    if made.tokens is not None:
+        return torch.randint(made.tokens, shape)
+    x = torch.randn(*shape, made.x.size)
+    if made.usual_interval is not None:
+        x[..., 0] = x[..., 0].abs() * made.usual_interval
+    return x
 
 
 class Session:

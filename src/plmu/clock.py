@@ -19,6 +19,7 @@ DAY = MICROSECONDS["d"]
 NEAR = 0.01  # of a step: a time that is so close to the grid is on it
 _MOST = 2**53  # steps, up to which float64 counts
 _ISO = re.compile(r"\d{4}-\d{2}")
+_DIGITS = re.compile(r"^(?:\d{14}|\d{12}|\d{10}|\d{8}|\d{6})$")  # 20240131, and with hours, minutes and seconds; 202401
 _SAMPLE = 10_000  # times from which the offset of a series is measured
 _TOGETHER = 0.9  # length of the mean direction of times on the circle of a step, above which they are regular
 
@@ -73,7 +74,8 @@ class Clock:
 
         Args:
             time: a number where the times of the data are numbers or rows; else a date or time as in ISO 8601, such as
-                "2024-01-31 06:00". With a time zone, it is converted to that of the data, or to UTC.
+                "2024-01-31 06:00", or its digits alone, 202401310600. With a time zone, it is converted to that of the
+                data, or to UTC.
 
         Raises:
             ValueError: it is no such time.
@@ -86,7 +88,7 @@ class Clock:
             except (ValueError, OverflowError):
                 raise ValueError(f"{str(time)[:60]!r} is not a time: those of the data are numbers") from None
             return int(self.steps(np.array([number]))[0])
-        text = str(time).strip()
+        text = _DIGITS.sub(lambda match: _separated(match[0]), str(time).strip())
         try:
             if not _ISO.match(text):
                 raise ValueError
@@ -211,6 +213,17 @@ def plain(times: NDArray[Any]) -> NDArray[np.float64]:
     if np.issubdtype(times.dtype, np.datetime64):
         return times.astype("datetime64[us]").astype(np.int64).astype(np.float64)
     return times.astype(np.float64)
+
+
+def _separated(digits: str) -> str:
+    """A date of digits as in ISO 8601.
+
+    >>> _separated("202401310600")
+    '2024-01-31T06:00'
+    """
+    parts = [digits[:4], *(digits[place : place + 2] for place in range(4, len(digits), 2))]
+    date, clock = "-".join(parts[:3]), ":".join(parts[3:])
+    return f"{date}T{clock}" if clock else date
 
 
 def _micro(time: np.datetime64) -> np.int64:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# Control characters but tabs and line breaks, and what turns the direction of text: a terminal would obey them.
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class RunError(RuntimeError):
@@ -14,14 +18,7 @@ class DataError(RuntimeError):
     """Data is missing, incomplete or damaged. The message says what to do, in one line."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message[:1000]))
-
-
-def printable(text: str) -> str:
-    """Text with line breaks as spaces, and other letters that are not printed, such as escape, as in Python's repr."""
-    return "".join(
-        letter if letter.isprintable() else " " if letter.isspace() else repr(letter)[1:-1] for letter in text
-    )
+        super().__init__(in_one_line(message[:1000]))
 
 
 class FileFormatError(ValueError):
@@ -48,6 +45,16 @@ EXTRAS = {
     **dict.fromkeys(("starlette", "uvicorn", "uvloop", "websockets"), "serve"),
     "polars": "data",
 }
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: names from a user's files may hold control characters, which are shown as \\u001b."""
+    return _OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def in_one_line(text: str) -> str:
+    """Printable text in which line breaks and tabs are spaces."""
+    return printable("".join(" " if letter.isspace() else letter for letter in text))
 
 
 def how_to_install(module: str) -> str:

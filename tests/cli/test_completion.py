@@ -141,13 +141,13 @@ def test_scripts_hold_words_values_and_paths(capsys):
     fish, zsh, bash = (_script(shell, capsys) for shell in ("fish", "zsh", "bash"))
     assert "        case 'train psmnist --model'\n            printf '%s\\n' plmu lstm lmu\n" in fish
     options = ["--runs", "--data.root", *OWN_FILES, "--attention", "--from", "--results", "--out"]
-    options += ["--input", "--state", "--states", "--data.future"]
+    options += ["--input", "--state", "--states", "--data.future", "--token-file"]
     patterns = " ".join(f"'* {option}'" for option in sorted(options))
     assert f"        case {patterns}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
     assert (
         "            case train\n                printf '%s\\n' forecast classify mackey-glass psmnist addition" in fish
     )
-    options = "-h --help --input --json --missing --state --on-error --threads"
+    options = "-h --help --input --json --missing --time --state --on-error --threads"
     shown = f"            case stream\n                printf '%s\\n' {options}\n                __fish_complete_path"
     assert shown in fish
     assert (

@@ -95,7 +95,7 @@ def test_the_start_of_a_season_is_said(tmp_path: Path) -> None:
     written = plmu.export(model_of("season"), tmp_path, to="c")
     assert "season of 5 steps: a stream starts at phase 3, or anywhere by model_start(&state, step)" in written.notes
     assert "void model_start(model_state *state, int64_t step);" in (tmp_path / "model.h").read_text()
-    states = json.loads(json.loads((tmp_path / "model.json").read_text())["states"])
+    states = json.loads((tmp_path / "model.json").read_text())["states"]
     assert states[1] | {"kind": ""} == {
         "name": "state_1", "kind": "", "shape": ["batch", 2], "type": "float64", "start": 0,
         "season": 5, "phase": 3, "start_at_step": ["step", -1],
@@ -136,3 +136,49 @@ def test_torch_takes_any_batch_and_length(name: str, tmp_path: Path) -> None:
             torch.testing.assert_close(y, expected)
             for found, one in zip(states, state, strict=True):
                 torch.testing.assert_close(found, one)
+
+
+@pytest.mark.parametrize("to", ["onnx", pytest.param("c", marks=needs_compiler)])
+def test_int8_rounds_the_readout(to: str, tmp_path: Path) -> None:
+    """The error on a series far from zero is that of its changes; the files have a quarter of the weights."""
+    torch.manual_seed(0)
+    model = LookbackForecast(2, horizon=6, order=5, theta=30.0, lookback=30, season=7)
+    with torch.no_grad():
+        model.weight.normal_()
+        model.season_pattern.normal_()
+    samples = torch.randn(60, 2, dtype=torch.float64)
+    plain, *rounded = (
+        plmu.export(model, tmp_path / str(level), to=to, int8=int8, samples=samples + level if int8 else None)
+        for int8, level in ((False, 1), (True, 0.0), (True, 1e6))
+    )
+    readout = model.output_size * model.lookback * model.channels
+    assert plain.weight_bytes - rounded[0].weight_bytes == 3 * readout - 4 * (12 + 60)  # scales of rows and columns
+    assert rounded[0].int8_error is not None
+    assert 1e-3 < rounded[0].int8_error < 0.02
+    assert rounded[1].int8_error == pytest.approx(rounded[0].int8_error, rel=0.01)
+    if to == "c":
+        assert "relative error" in run_check(tmp_path / "0.0", "-O0")
+    evaluators = [Evaluator(program(model), int8=int8) for int8 in (False, True)]
+    outputs = [torch.cat([evaluator.step(x[None]) for x in samples]) for evaluator in evaluators]
+    assert 1e-3 < float((outputs[1] - outputs[0]).norm() / outputs[0].norm()) < 0.02
+
+
+def test_a_model_without_weights_to_round_is_not_int8(tmp_path: Path) -> None:
+    written = plmu.export(plmu.DelayLayer(2, order=3, theta=5.0), tmp_path, to="c", int8=True)
+    assert "int8: nothing was rounded, since all weights of this model are of memories" in written.notes
+    assert json.loads((tmp_path / "model.json").read_text())["weights"] == "float32"
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e12, 1e25])
+def test_values_of_any_size(scale: float, tmp_path: Path) -> None:
+    """Squares of which float32 does not hold."""
+    torch.manual_seed(0)
+    model = LookbackForecast(1, horizon=4, order=5, theta=9.0, lookback=8, season=5, phase=2)
+    with torch.no_grad():
+        model.weight.normal_()
+        model.season_pattern.copy_(scale * torch.randn(5, 1))
+        model.prior.fill_(min(scale**2, 1e38))
+    session = Session(plmu.export(model, tmp_path, to="onnx").files[0], program(model))
+    stream = plmu.Stream(model)
+    for x in scale * torch.randn(20, 1, dtype=torch.float64):
+        within(relative(session(x[None]) / scale, stream.push(x)[None] / scale), TOLERANCE)

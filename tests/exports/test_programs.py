@@ -7,7 +7,7 @@ from exported import NAMES, TOLERANCE, inputs, model_of, program, relative
 
 import plmu
 from plmu.exports.evaluate import Evaluator
-from plmu.exports.program import MatVec, Remember, rounded
+from plmu.exports.program import Elapse, MatVec, Remember, rounded
 from plmu.runtime.state_tree import leaves
 
 
@@ -34,7 +34,9 @@ def test_the_system_is_never_rounded(name: str) -> None:
     for one in made.operations:
         if isinstance(one, MatVec):
             assert one.weight.is_system == (kinds.get(one.out) == "memory")
-    updates = [one for one in made.operations if isinstance(one, MatVec | Remember) and kinds.get(one.out) == "memory"]
+    updates = [
+        one for one in made.operations if isinstance(one, Elapse | MatVec | Remember) and kinds.get(one.out) == "memory"
+    ]
     assert len(updates) == sum(kind == "memory" for kind in made.kinds)
 
 

@@ -10,12 +10,15 @@ import pytest
 import torch
 from closeness import assert_same
 from exported import NAMES, inputs, model_of, program
+from test_forecast_export import model_of as forecast_of
 from torch import nn
 
 import plmu
 from plmu.exports.torch_program import METADATA, runs_whole
 from plmu.runtime.state_tree import leaves
 
+# What a runtime of Core ATEN takes beside operations with its tag: products of sizes, and assertions, which it drops.
+PLAIN = {"<built-in function mul>", "<built-in function getitem>", "aten._assert_tensor_metadata.default"}
 ROUNDINGS = 10_000  # a state is a sum over many steps; see `assert_same`
 
 
@@ -47,8 +50,18 @@ def check(model: Any, folder: Path) -> plmu.exports.Exported:
                 y, *states = whole(x, *given)
                 expected, state = model(x, start)
                 assert_same((y, states), (expected, leaves(state)), ROUNDINGS)
-    assert ("model.pt2" in names) == runs_whole(model)
+    assert ("model.pt2" in names) == runs_whole(model, made)
+    assert not not_core(names["model_step.pt2"])
     return written
+
+
+def not_core(path: Path) -> set[str]:
+    """The operations of a program that are not in Core ATEN, so that ExecuTorch refuses it."""
+    graph = torch.export.load(path).run_decompositions().graph
+    targets = {node.target for node in graph.nodes if node.op == "call_function"}
+    assert targets
+    names = {str(target) for target in targets if torch.Tag.core not in getattr(target, "tags", ())}
+    return names - PLAIN
 
 
 def stack() -> Any:
@@ -57,7 +70,7 @@ def stack() -> Any:
 
 @pytest.mark.filterwarnings("ignore")  # of torch, about its own code
 def test_a_stack(tmp_path: Path) -> None:
-    for path in check(stack(), tmp_path).files:
+    for path in check(stack(), tmp_path).files[:2]:
         graph = torch.export.load(path).graph
         targets = {str(node.target) for node in graph.nodes if node.op == "call_function"}
         own = {one for one in targets if "plmu" in one}
@@ -87,9 +100,33 @@ def test_the_original_lmu_has_a_step_alone(tmp_path: Path) -> None:
     layer = plmu.LMU(3, 4, order=4, theta=7.0)
     written = check(layer, tmp_path)
     assert any("one step after another" in note for note in written.notes)
-    with pytest.raises(ValueError, match="whole cannot be had for torch: the original LMU"):
+    with pytest.raises(ValueError, match="whole cannot be had for torch: the original LMU and TimedDelayLayer run one"):
         plmu.export(layer, tmp_path / "other", to="torch", whole=True)
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_irregular_times_have_a_step_alone(tmp_path: Path) -> None:
+    """Without the exponential of a matrix, which few runtimes have."""
+    written = check(model_of("timed"), tmp_path)
+    assert [one.name for one in written.files] == ["model_step.pt2", "model.json"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trained_window_is_a_constant_of_the_step(tmp_path: Path) -> None:
+    check(model_of("original, trained"), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["season", "covariates"])
+def test_steps_of_forecasts_are_core_operations(name: str, tmp_path: Path) -> None:
+    plmu.export(forecast_of(name), tmp_path, to="torch")
+    assert not not_core(tmp_path / "model_step.pt2")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_weighted_stack_of_one_module(tmp_path: Path) -> None:
+    check(plmu.WeightedStack(plmu.ParallelLMU(3, 4, order=4, theta=7.0)).eval(), tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")

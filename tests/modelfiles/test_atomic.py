@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import plmu
+from plmu.modelfiles import atomic
 from plmu.modelfiles.atomic import replacing
 
 GONE = int(subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True).stdout)
@@ -95,6 +98,8 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
 def test_a_killed_write_is_cleared_by_the_next(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
+import plmu
+from plmu.modelfiles import atomic
 from plmu.modelfiles.atomic import replacing
 writing = [replacing(path) for path in sys.argv[1:]]
 for one in writing:
@@ -176,3 +181,18 @@ def test_threads_write_one_file_at_once(tmp_path: Path) -> None:
     assert not failures
     assert path.read_text() in "0123"
     assert os.listdir(tmp_path) == ["model"]
+
+
+def test_a_model_is_written_into_the_locked_file_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed writer leaves is one file with the number of its process, which the next writer removes."""
+    states = []
+
+    def flush(_: int) -> None:
+        (name,) = os.listdir(path.parent)
+        named = re.fullmatch(r"\.model\.plmu\.\d+\.\d+\.tmp", name) is not None
+        states.append((named, atomic._is_locked(path.parent / name)))
+
+    monkeypatch.setattr(atomic.os, "fsync", flush)
+    monkeypatch.setattr(atomic, "flush_folder", lambda _: None)
+    plmu.save(plmu.ParallelLMU(1, 2, order=2, theta=3.0), path)
+    assert states == [(True, True)]

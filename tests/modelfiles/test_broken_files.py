@@ -10,9 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 import plmu
 from plmu import FileFormatError, ParallelLMU, Sequential
@@ -177,20 +176,20 @@ def test_ties_that_do_not_fit_leave_the_model_as_it_was(path: Path) -> None:
 # ---------------------------------------------------------------- failing writes
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), SafetensorError("io"), KeyboardInterrupt()], ids=repr
-)
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
 def test_a_failing_write_leaves_the_old_file(error: BaseException, old: bool, path: Path, monkeypatch) -> None:
     if old:
         plmu.save(ParallelLMU(3, 4, **SMALL), path)
     before = path.read_bytes() if old else None
 
-    def half(tensors: dict[str, Tensor], place: str, *_: object) -> None:
-        Path(place).write_bytes(b"half a file")
+    whole = Path.write_bytes
+
+    def half(place: Path, content: bytes) -> None:
+        whole(place, content[: len(content) // 2])
         raise error
 
-    monkeypatch.setattr(plmu.modelfiles.files, "save_file", half)
+    monkeypatch.setattr(Path, "write_bytes", half)
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else OSError):
         plmu.save(stack(), path)
     _assert_untouched(path, before)

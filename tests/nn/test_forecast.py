@@ -150,3 +150,14 @@ def test_a_batch_without_series(season: int) -> None:
         assert out.shape == (0, *(() if last else (5,)), 12)
         assert layer(x, state, torch.zeros(0, dtype=torch.int64))[0].shape == out.shape
         assert plmu.fold(layer).step(x[:, 0])[0].shape == layer.step(x[:, 0])[0].shape == (0, 12)
+
+
+class Doubled(LookbackForecast):
+    def step(self, x: Tensor, state: object = None) -> tuple[Tensor, object]:
+        out, state = super().step(x, state)
+        return 2 * out, state
+
+
+def test_a_subclass_folds_into_its_own_step() -> None:
+    x = torch.randn(2, 3)
+    assert torch.equal(plmu.fold(Doubled(3, 4, 6, 11.0, 12)).step(x)[0], 2 * x.repeat(1, 4))

@@ -230,7 +230,7 @@ def test_what_is_stored(algorithm: str, channels: int, hidden: int, trainable: s
     ("layer", "says"),
     [
         (ParallelLMU(1, 64, order=8, theta=50.0), "m is small: it is stored"),
-        (ParallelLMU(1, 64, order=8, theta=50.0, memory_size=3), "which runs on 1 input channel. "),
+        (ParallelLMU(1, 64, order=8, theta=50.0, memory_size=60), "which runs on 1 input channel. "),
         (ParallelLMU(4, 64, order=8, theta=50.0, gated=True), "not one product for m and x: m has several channels"),
         (DelayLayer(2, order=8, theta=50.0), "not fused: runs on a GPU alone"),
         (LMU(1, 4, order=8, theta=50.0), "one product and one tanh each"),

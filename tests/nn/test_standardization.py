@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import plmu
+from plmu.nn import encoder_after
 
 
 def _layer(**options) -> plmu.ParallelLMU:
@@ -197,8 +199,9 @@ def test_constants_are_saved_and_stay_wide(tmp_path):
 @pytest.mark.parametrize("lengths", [None, torch.tensor([40, 13, 0, 1])])
 @pytest.mark.parametrize(("inputs", "memory"), [(1, 1), (1, 4), (2, 5)])
 @pytest.mark.parametrize("sequences", [True, False])
-def test_the_encoder_after_the_memory_is_the_same_function(inputs, memory, lengths, bias, sequences):
+def test_the_encoder_after_the_memory_is_the_same_function(inputs, memory, lengths, bias, sequences, monkeypatch):
     """Values and gradients are those of the encoder before it, which a state given as zeros asks for."""
+    monkeypatch.setattr("plmu.nn.encoder_after._saves", lambda *sizes: True)
     torch.manual_seed(0)
     layer = plmu.ParallelLMU(
         inputs, 7, 5, 9.0, memory_size=memory, bias=bias, standardize=True, return_sequences=sequences
@@ -217,6 +220,7 @@ def test_the_encoder_after_the_memory_is_the_same_function(inputs, memory, lengt
 
 def test_the_memory_of_few_inputs_runs_on_the_inputs(monkeypatch):
     """And on the encoded input where the encoder is not linear, is hooked, or would make fewer channels."""
+    monkeypatch.setattr("plmu.nn.encoder_after._saves", lambda *sizes: True)
     widths = []
     layers = {
         1: plmu.ParallelLMU(1, 7, 5, 9.0, memory_size=4),
@@ -352,3 +356,20 @@ def test_an_encoder_with_hooks_of_any_kind_comes_first():
     for t in range(6):
         out, state = patched.step(x[:, t], state)
     torch.testing.assert_close(patched(x)[0][:, -1], out, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("layer", "batch", "time", "after"), [
+    (plmu.ParallelLMU(1, 120, 236, 816.0, memory_size=4), 1, 3, False),
+    (plmu.ParallelLMU(5, 52, 44, 265.0, memory_size=8), 1, 67, False),
+    (plmu.ParallelLMU(1, 70, 3, 350.0, memory_size=122), 19, 370, True),
+    (plmu.ParallelLMU(3, 127, 20, 530.0, memory_size=7), 8, 1604, True),
+    (plmu.ParallelLMU(1, 120, 236, 816.0, memory_size=4, return_sequences=False), 1, 3, True),
+])  # fmt: skip
+def test_the_encoder_comes_after_the_memory_where_that_saves_time(layer, batch, time, after):
+    """Not for few short sequences: the product of W_m and the encoder would take longer. `plan` says what runs."""
+    said = layer.plan(batch=batch, time=time).reason.startswith("The encoder comes after the memory")
+    assert said == after
+    decision = encoder_after.applies(layer, batch, time, torch.float32, torch.device("cpu"))
+    assert decision == after
+    copied = pickle.loads(pickle.dumps(layer))
+    assert encoder_after.applies(copied, batch, time, torch.float32, torch.device("cpu")) == after

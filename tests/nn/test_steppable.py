@@ -41,3 +41,8 @@ def test_what_is_reversed_has_a_batch_and_time() -> None:
     for wrong, kind in ((torch.zeros(5), r"\(5,\)"), (torch.zeros(()), r"\(\)"), ([1, 2], "list")):
         with pytest.raises(ValueError, match=rf"x must be a tensor \(batch, time, \.\.\.\), got {kind}"):
             plmu.nn.reverse(wrong)
+
+
+def test_only_the_original_takes_one_step_after_another() -> None:
+    layers = [plmu.LMU(2, 3, 4, 5.0), plmu.ParallelLMU(2, 3, 4, 5.0), plmu.Residual(plmu.DelayLayer(2, 1, 5.0))]
+    assert [layer.parallel for layer in layers] == [False, True, True]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from closeness import assert_same
+from recurrences import outputs_of
 from torch import Tensor, nn
 
 import plmu
@@ -185,6 +186,14 @@ def test_float32_keeps_its_digits_in_a_long_window(jump):
     assert_same(out, expected, terms=60, size=0.0)
     state = timed(x[:, :1500])[1]
     assert_same(timed.step(x[:, 1500], state)[0], expected[:, 499], terms=60, size=0.0)
+
+
+def test_float64_keeps_its_digits_at_short_intervals():
+    """torch's matrix exponential takes a shorter series for small matrices, off by 3e-11."""
+    x = torch.rand(1, 20, 2, dtype=torch.float64)
+    x[..., 0] *= 0.3
+    expected = outputs_of(plmu.TimedDelayLayer(1, 3, 6.0), x[0])
+    assert_same(plmu.TimedDelayLayer(1, 3, 6.0)(x)[0][0], expected, terms=200)
 
 
 def test_sessions_take_intervals_and_refuse_those_that_go_back():

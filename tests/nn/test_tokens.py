@@ -215,3 +215,8 @@ def test_the_plan_of_a_text_that_goes_on():
     assert (
         layer.plan(batch=2, time=9, state=True).passed_over["sums of table rows"].startswith("the text begins before")
     )
+
+
+def test_its_repr_shows_sizes_once() -> None:
+    layer = plmu.TokenDelayLayer(9, 4, 2, 5.0, token_dropout=0.1)
+    assert layer.extra_repr() == "9, 4, token_dropout=0.1"

@@ -235,7 +235,7 @@ def test_a_large_matrix_counts_where_sequences_are_few() -> None:
     for time, channels, order in ((300, 1, 100), (1000, 4, 8), (500, 2, 12)):
         one = {"batch": 1, "time": time, "channels": channels, "system": of_order(order)}
         assert "toeplitz" not in (plan(**one).algorithm, plan("project", **one).algorithm)
-        assert plan(**one).costs["toeplitz"] > 4 * time**2 * order / 2 / DEVICES["cpu"].bandwidth
+        assert plan(**one).costs["toeplitz"] > 4 * time**2 * order / 2 / DEVICES["cpu"].reading
     assert plan(batch=1, time=64, channels=1, system=of_order(16)).algorithm == "toeplitz"
 
 
@@ -402,3 +402,19 @@ def test_fused_states_are_taken_where_they_were_measured_to_win(monkeypatch: pyt
             assert row["graph, ms"]["fused"] <= 1.1 * min(row["graph, ms"].values())
     known_plan.cache_clear()
     assert taken >= 6
+
+
+@pytest.mark.parametrize(("kind", "out"), [("states", None), ("project", 64)])
+def test_a_matrix_that_is_only_read_costs_little(kind: str, out: int | None) -> None:
+    """Order 256 over 64 steps: one product over all steps, whose matrix is read but not written, is the fastest."""
+    system = plmu.DelayNetwork(256, 256.0).discretize()
+    chosen = plan(kind, batch=1, time=64, channels=1, system=system, **({} if out is None else {"out": out}))
+    assert chosen.algorithm == "toeplitz"
+
+
+def test_a_weight_that_is_multiplied_into_a_large_matrix_reads_it() -> None:
+    """So the chunks of a folded product are short where the order is high."""
+    system = plmu.DelayNetwork(429, 773.0).discretize()
+    chosen = plan("project", batch=1, time=7303, channels=1, out=14, system=system)
+    assert (chosen.algorithm, chosen.fold) == ("chunked", True)
+    assert chosen.chunk <= 32

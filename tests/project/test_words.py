@@ -42,7 +42,8 @@ ODD = (
     "the rest of a sentence that begins",
     "looked_at",
 )
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
+PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from program import raising
 
 from plmu.errors import RunError
-from plmu.runs.folder import adding_path, clear, write_json
+from plmu.runs.folder import adding_path, clear, write_figure, write_json, write_text
 from plmu.runs.lock import locked
 from plmu.runs.runner import _Log
 from plmu.training.checkpoints import Checkpoints
@@ -156,3 +158,22 @@ def test_what_somebody_else_has_just_removed_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setattr("plmu.training.checkpoints.replacing", lambda path: nullcontext(path))
     checkpoints.save(3, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.ckpt", "step-00000003.ckpt"]
+
+
+def test_text_and_figures_are_replaced_in_one_step(tmp_path: Path) -> None:
+    for name, write in (
+        ("symbols.json", lambda path: write_text(path, "abc\ud800")),
+        ("plot.png", lambda path: write_figure(path, SimpleNamespace(savefig=raising(ValueError("no"))))),
+    ):
+        (tmp_path / name).write_text("old")
+        with pytest.raises(ValueError, match=r"surrogates|no"):
+            write(tmp_path / name)
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "old")]
+        (tmp_path / name).unlink()
+
+
+def test_temporary_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    for name in (".model.plmu.12.34.tmp", ".tmpAb3dE9", "model.plmu", ".lock", ".tmp"):
+        (tmp_path / name).touch()
+    clear(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"model.plmu", ".lock", ".tmp"}

@@ -4,8 +4,10 @@ import copy
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from closeness import assert_same
 from streams import MODELS, SMALL, TIME, pushed, stack
 from torch import Tensor, nn
 
@@ -246,3 +248,65 @@ def test_a_copy_goes_on_alone(name: str, duplicate) -> None:
     pushed(stream, x[1])
     continued = pushed(other, x[2])
     assert torch.equal(continued, pushed(Stream(model), torch.cat([x[0], x[2]]))[TIME:])
+
+
+@pytest.mark.parametrize("sample", [[0.1], (0.1,), 0.1, np.array([0.1]), np.ma.masked_array([0.1])], ids=str)
+def test_numbers_of_python_keep_their_digits(sample: object) -> None:
+    """They are float64; torch makes them the default precision."""
+    model = (plmu.DelayLayer(1, 3, 5.0) if isinstance(sample, float) else plmu.ParallelLMU(1, 2, 3, 5.0)).double()
+    exact = torch.tensor([0.1], dtype=torch.float64)
+    stream, alone = plmu.Stream(model), plmu.Stream(model)
+    stream.push(exact)  # of a model without weights the first sample has the precision
+    alone.push(exact)
+    sample = [sample] if isinstance(sample, float) else sample
+    assert torch.equal(stream.push(sample), alone.push(exact))
+    sessions = plmu.Sessions(model)
+    first, second = sessions.add(), sessions.add()
+    sessions.push({first: exact, second: exact})
+    out = sessions.push({first: sample, second: exact})
+    assert torch.equal(out[first], out[second])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sessions_of_a_model_without_weights_take_the_precision_of_the_first_sample(dtype: torch.dtype) -> None:
+    model, x = plmu.DelayLayer(1, 3, 5.0), torch.tensor([[0.1], [0.7]], dtype=dtype)
+    stream, sessions = plmu.Stream(model), plmu.Sessions(model, width=2)
+    first, second = sessions.add(), sessions.add()
+    for sample in x:
+        out = sessions.push({first: sample, second: sample.numpy()})
+        assert out[first].dtype == dtype
+        assert_same(out[first], stream.push(sample))
+        assert torch.equal(out[first], out[second])
+    assert sessions.push({first: [0.2]})[first].dtype == dtype
+    other = plmu.Sessions(model, width=2)
+    row = other.add()
+    assert other.step([row], x[:1])[0].dtype == dtype
+    with pytest.raises(ValueError, match="x must be torch"):
+        other.step([row], x[:1].to(torch.float16))
+
+
+def test_a_parametrised_embedding_streams() -> None:
+    class Doubled(torch.nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return 2 * weight
+
+    model = plmu.Sequential(torch.nn.Embedding(5, 3), plmu.ParallelLMU(3, 2, 3, 5.0))
+    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", Doubled())
+    tokens = torch.tensor([[0, 4, 2]])
+    expected, stream, sessions = model(tokens)[0][0], plmu.Stream(model), plmu.Sessions(model)
+    row = sessions.add()
+    for t, token in enumerate(tokens[0].tolist()):
+        assert_same(stream.push(token), expected[t])
+        assert_same(sessions.push({row: token})[row], expected[t])
+    with pytest.raises(ValueError, match="token numbers must be between 0 and 4, got 5"):
+        stream.push(5)
+
+
+def test_masked_numbers_are_missing_and_masked_tokens_are_refused() -> None:
+    frozen = plmu.FrozenModel(ParallelLMU(2, 3, **SMALL))
+    stream, expected = plmu.Stream(frozen, missing="hold"), plmu.Stream(frozen, missing="hold")
+    first, hidden = np.ma.masked_array([1.0, 2.0]), np.ma.masked_array([9.0, 3.0], mask=[True, False])
+    assert torch.equal(stream.push(first), expected.push([1.0, 2.0]))
+    assert torch.equal(stream.push(hidden), expected.push([1.0, 3.0]))
+    with pytest.raises(TypeError, match="masked token numbers"):
+        plmu.Stream(Sequential(nn.Embedding(5, 3))).push(np.ma.masked_array([1, 2], mask=[True, False]))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,6 +261,57 @@ def test_limits(tmp_path: Path) -> None:
             Limits(**wrong)
 
 
+def test_the_bounds_of_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is just allowed, and what is just too much."""
+    now = 100.0
+    monkeypatch.setattr("plmu.serve.limits.time", SimpleNamespace(monotonic=lambda: now))
+    limits = {"sessions": 2, "message_bytes": 60, "samples": 4, "rate": 2.0}
+    with serving(saved(tmp_path / "run"), limits=limits) as client:
+        assert client.post("/step", json={"session": "a", "samples": [0.5] * 4}).status_code == 200
+        refusal = client.post("/step", json={"session": "a", "samples": [0.5] * 3}).json()["error"]
+        assert refusal == "more than 2 samples a second: send this again in 1.500 s"
+        now += 1.5
+        assert client.post("/step", json={"session": "a", "samples": [0.5] * 3}).json()["step"] == 7
+        assert client.post("/step", json={"session": "a", "reset": True}).json()["step"] == 0
+        assert client.post("/step", json={"session": "b", "reset": True}).status_code == 200
+        assert client.post("/step", json={"session": "c", "reset": True}).status_code == 503
+        text = '{"session": "b", "reset": true}'
+        for size, status in ((60, 200), (61, 413)):
+            assert client.post("/step", content=text + " " * (size - len(text))).status_code == status
+            with socket(client, "?session=b") as connection:
+                connection.receive_json()
+                assert ask(connection, text + " " * (size - len(text))).get("status", 200) == status
+                wide = '{"reset": true, "id": "éé"}'  # of 29 bytes
+                assert ask(connection, wide + " " * (size - 29)).get("status", 200) == status
+
+
+def test_the_bounds_of_ids_and_names(tmp_path: Path) -> None:
+    with serving(saved(tmp_path / "run")) as client:
+        for tag, status in (("i" * 64, 200), ("i" * 65, 400), (10**63, 200), (10**64, 400), (None, 400)):
+            assert client.post("/step", json={"sample": 0.5, "id": tag}).status_code == status
+        for name, status in (("n" * 64, 200), ("n" * 65, 400), ("", 400), (7, 400)):
+            assert client.post("/step", json={"sample": 0.5, "session": name}).status_code == status
+        for order, theta, status in (
+            (64, 10_000, 200),
+            (65, 9, 400),
+            (1, 1, 200),
+            (0, 9, 400),
+            (3, 10_001, 400),
+            (3, 0.9, 400),
+        ):
+            assert client.get(f"/memory?order={order}&theta={theta}").status_code == status
+        memory = client.get("/memory?order=3&theta=9").json()
+        assert (len(memory["delays"]), memory["delays"][0], memory["delays"][-1]) == (100, 0.0, 9.0)
+        assert (memory["order"], memory["theta"], len(memory["B"])) == (3, 9.0, 3)
+
+
+def test_long_answers_are_not_repeated(tmp_path: Path) -> None:
+    with serving(saved(tmp_path / "run"), limits={"samples": 1001, "rate": 5000.0}) as client:
+        for count in (1000, 1001):
+            client.post("/step", json={"session": "a", "samples": [0.5] * count})
+            assert len(client.get("/sessions/a").json()["last"]) == (count if count <= 1000 else 0)
+
+
 def test_idle_sessions_end(tmp_path: Path) -> None:
     with (
         serving(saved(tmp_path / "run"), limits={"idle": 0.2}) as client,
@@ -307,8 +359,13 @@ def test_wrong_use_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[
         ([str(tmp_path / "nowhere")], "no model at"),
         ([run, "--idle", "0"], "--idle must be above 0"),
         ([run, "--port", "65536"], "--port must be 0 to 65535, got 65536"),
-        ([run, "--width", "0"], "--width must be 1 to 4096, got 0"),
-        ([run, "--width", "100000000"], "--width must be 1 to 4096"),
+        ([run, "--port", "0", "--width", "0"], "--width must be 1 to 4096, got 0"),
+        ([run, "--port", "0", "--width", "100000000"], "--width must be 1 to 4096"),
+        ([run, "--port", "0", "--root-path", "x"], "--root-path must be like /plmu, got 'x'"),
+        ([run, "--port", "0", "--allow-origin", "x"], "--allow-origin must be like https://example.org, or *, got x"),
+        ([run, "--port", "0", "--allow-host", "a:1"], "--allow-host must be a name without a port"),
+        ([run, "--connections", "0"], "--connections must be above 0, got 0"),
+        ([run, "--address-connections", "0"], "--address-connections must be above 0, got 0"),
         ([run, "--host", "203.0.113.1", "--token", "long-enough"], "cannot listen on 203.0.113.1:8000"),
     ]:
         assert message in refused(["serve", *words], capsys)

@@ -6,15 +6,20 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_serve import saved
+from starlette.testclient import WebSocketDenialResponse
+from test_serve import ask, saved, serving
+from test_serve import socket as websocket
 from test_serve_faults import collected, post, served  # noqa: F401
 
+from benchmarks import serving as script
 from benchmarks.websocket import HANDSHAKE, frame
 from plmu.errors import RunError
 from plmu.serve import BACKLOG, RESERVE, Options, connections, open_files
@@ -150,6 +155,61 @@ def test_too_many_connections(clock: Clock) -> None:
     assert b"503" in head
     assert f"Content-Length: {len(body)}".encode() in head.split(b"\r\n")
     assert "too many connections" in json.loads(body)["error"]
+
+
+def test_connections_that_end_are_forgotten(clock: Clock) -> None:
+    def test() -> None:
+        all_ = made()
+        connection, _, _ = connect(all_)
+        connection.pause_writing()
+        assert (list(all_.open), list(all_.waiting), list(all_.unread)) == ([connection],) * 3
+        connection.connection_lost(None)
+        assert not any((all_.open, all_.waiting, all_.unread, all_.by_network))
+        connection.pause_writing()
+        connection.wait()
+        assert not any((all_.waiting, all_.unread))
+
+    run(test)
+
+
+def test_when_connections_wait_and_are_busy(tmp_path: Path) -> None:
+    with serving(saved(tmp_path / "run")) as client:
+        calls: list[str] = []
+        watched = SimpleNamespace(busy=lambda: calls.append("busy"), wait=lambda: calls.append("wait"))
+        client.app_state["connection"] = watched
+        for path, content, expected in [
+            ("/step", b'{"sample": 0.5}', ["busy", "wait"]),
+            ("/step", b"\xff", ["wait"]),
+            ("/nowhere", b"", ["wait"]),
+        ]:
+            client.post(path, content=content)
+            assert calls == expected
+            calls.clear()
+        with websocket(client) as connection:
+            connection.receive_json()
+            assert calls == ["busy"]
+            assert ask(connection, {"close": True})["closed"]
+        assert calls == ["busy", "wait"]
+
+
+def test_wrong_messages_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plmu.serve.sockets.WRONG_SECONDS", 0.03)
+    monkeypatch.setattr("plmu.serve.app.WRONG_SECONDS", 0.04)
+    with serving(saved(tmp_path / "run"), limits={"sessions": 1}) as client, websocket(client) as connection:
+        connection.receive_json()
+        for least, request in [
+            (0.03, lambda: ask(connection, {})),
+            (0.04, lambda: client.post("/step", content=b"{}")),
+            (0.03, lambda: refused_socket(client)),
+        ]:
+            start = time.monotonic()
+            request()
+            assert time.monotonic() - start >= least
+
+
+def refused_socket(client: Any) -> None:
+    with pytest.raises(WebSocketDenialResponse), websocket(client):
+        pass
 
 
 def test_who_has_waited_longest_makes_room(clock: Clock) -> None:
@@ -446,10 +506,17 @@ def test_a_server_with_clients_that_send_too_little_or_too_much(tmp_path: Path, 
                     assert client.recv(100) == b""
                 client.close()
             assert b"exactly one of" in bad.recv(100)
+            healthy.sendall(frame(b" " * 140_000))  # twice as long as a message may be, and more
+            with suppress(ConnectionResetError):  # closed with code 1009, perhaps before all has been sent
+                assert read_until(healthy, b"\x03\xf1")[:1] == b"\x88"
+            for wrong in (b"\x16\x03\x01", b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2\r\n"):
+                with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+                    client.sendall(wrong + b"\r\n\r\n")
+                    assert client.recv(100).startswith(b"HTTP/1.1 40")
         os.kill(os.getpid(), signal.SIGTERM)
 
     served(saved(tmp_path / "run"), Options(port=0, limits=Limits(connections=8)), talk)
-    assert "Traceback" not in caplog.text
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 def read_until(client: socket.socket, end: bytes) -> bytes:
@@ -459,3 +526,21 @@ def read_until(client: socket.socket, end: bytes) -> bytes:
         assert part, data
         data += part
     return data
+
+
+@pytest.mark.usefixtures("collected")
+def test_malformed_messages_beside_healthy_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short form of what `python -m benchmarks.serving` measures with a process of its own."""
+    run = script.save_model(tmp_path / "run")
+    counts: dict[str, Any] = {}
+
+    def talk(address: str) -> None:
+        program = SimpleNamespace(port=int(address.rsplit(":", 1)[1]), memory=lambda: 0.0)
+        monkeypatch.setattr(script, "server", lambda _: nullcontext(program))
+        counts.update(asyncio.run(script.hostile(run, messages=300, healthy=4)))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    served(run, Options(port=0), talk)
+    assert counts["answered_with_an_error"] == 300
+    assert counts["healthy_samples"] > 0
+    assert (counts["healthy_lost"], counts["healthy_wrong"], counts["closed_connections"]) == (0, 0, 0)

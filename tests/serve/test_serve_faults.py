@@ -339,3 +339,15 @@ def test_the_journal_is_flushed_once_a_second_or_at_once(tmp_path: Path, monkeyp
         return [server.journal.file in flushed, unsynced]
 
     assert (flushes(server), flushes(each_time)) == ([False, True], [True, False])
+
+
+def test_the_name_of_a_new_journal_is_flushed_once(tmp_path: Path, monkeypatch) -> None:
+    server = batcher(saved(tmp_path / "run"), tmp_path / "states", fsync=True)
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    journal = server.journal
+    assert journal is not None
+    for kind, expected in ((OPEN, [journal.file, journal._descriptor]), (RESET, [journal.file])):
+        del flushed[:]
+        do(server, (kind, "a"))
+        assert flushed == expected

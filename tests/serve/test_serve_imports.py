@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,13 @@ def test_a_server_imports_nothing_that_trains(tmp_path: Path) -> None:
     assert not list(filter(is_foreign, modules))
 
 
+@cache
 def module_file(module: str) -> Path | None:
     path = SOURCE.parent.joinpath(*module.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
+@cache
 def imports(module: str) -> set[str]:
     """The modules of plmu that a module imports, also in functions, and the homes of the public names it uses; not
     those that are imported for type checkers alone."""

@@ -163,14 +163,6 @@ def test_a_process_killed_under_load(tmp_path: Path) -> None:
         assert counts[name] == 0, json.dumps(counts)
 
 
-def test_a_process_under_malformed_messages(tmp_path: Path) -> None:
-    run = script.save_model(tmp_path / "run")
-    counts = asyncio.run(script.hostile(run, messages=300, healthy=4))
-    assert counts["answered_with_an_error"] == 300
-    assert counts["healthy_samples"] > 0
-    assert (counts["healthy_lost"], counts["healthy_wrong"], counts["closed_connections"]) == (0, 0, 0)
-
-
 def test_models_in_double_precision_and_of_tokens_are_kept(tmp_path: Path) -> None:
     double = plmu.ParallelLMU(1, 2, order=3, theta=5.0).double()
     tokens = plmu.Sequential(nn.Embedding(5, 3), plmu.ParallelLMU(3, 2, order=3, theta=5.0))

@@ -109,6 +109,18 @@ def profile(rows: np.ndarray, steps: int) -> np.ndarray:
     return centred
 
 
+def test_a_season_that_does_not_help_is_left_out() -> None:
+    wave = np.sin(2 * np.pi * np.arange(120) / 5)[:, None]
+    wave[81:] *= -1  # in the validation rows it is reversed
+    split = split_of([wave + 0.1 * noise(120, 1)], 5)
+    assert split.cuts == [(81, 108)]
+    chosen, *_ = fit(split, Options(refit=True))
+    errors = {option["amplitude"]: option["mse"] for option in chosen.summary["tried"]}
+    assert errors[None] < min(errors[amplitude] for amplitude in choosing._AMPLITUDES)
+    assert (chosen.summary["amplitude"], chosen.summary["season"], chosen.model.season) == (None, 0, 0)
+    assert chosen.summary["mse"] == errors[None]
+
+
 def test_a_season_is_the_profile_of_the_rows_that_are_fitted() -> None:
     season = 5
     t = np.arange(120)[:, None]

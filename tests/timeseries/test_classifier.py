@@ -388,3 +388,46 @@ def test_the_sharpness_is_bounded() -> None:
     low, high = (ridge_classes.sharpness(factor * right, labels) for factor in (-1.0, 1e-9))
     assert low == pytest.approx(2.0**-4, rel=2e-3)
     assert high == pytest.approx(2.0**7, rel=2e-3)
+
+
+def test_series_that_float32_has_no_digits_for() -> None:
+    """Normalised in float64 they are classified as well as ever; as they are, they are refused."""
+    generator = np.random.default_rng(0)
+    phase = 6 * generator.random((40, 1))
+    y = np.arange(40) % 2
+    X = np.sin(np.arange(30) * (0.3 + 0.3 * y[:, None]) + phase)
+    near, far = (plmu.SequenceClassifier(projections=20).fit(X + level, y) for level in (0.0, 1e8))
+    assert near.score(X, y) > 0.9
+    assert far.normalize_ is True
+    assert far.score(X + 1e8, y) > 0.9
+    with pytest.raises(ValueError, match=r"X is at 1e\+08 in channel 0 and changes by 2: float32 has not that"):
+        plmu.SequenceClassifier(normalize=False).fit(X + 1e8, y)
+    assert plmu.SequenceClassifier(normalize=False, projections=20).fit(X + 100, y).score(X + 100, y) > 0.9
+
+
+def test_without_a_second_example_of_any_class_the_smallest_alpha_is_taken() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 5)
+    alphas, scales = [1e-3, 1.0, 1e3], torch.ones(5)
+    assert leave_one_out(x, torch.arange(12), alphas, scales).alpha == 1e-3
+    single = torch.tensor([0] * 6 + [1] * 5 + [2])  # a class with one example leaves the choice open
+    asked = [leave_one_out(x, single, [alpha], scales) for alpha in alphas]
+    target = 2.0 * torch.nn.functional.one_hot(single, 3).double() - 1
+    z = (x - x.mean(0)) / x.std(0, correction=0)
+    best, _, _ = ridge_classes._choose_alpha(z, target, single, alphas)
+    assert leave_one_out(x, single, alphas, scales).alpha == best > 1e-3
+    assert [readout.alpha for readout in asked] == alphas
+
+
+def test_features_of_two_normalisations_are_scaled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where features of both are joined, each copy has its shares of time first, and then its positions."""
+    asked = []
+    real = ridge_classes.leave_one_out
+    monkeypatch.setattr(
+        "plmu.timeseries.classifier.leave_one_out", lambda *values: asked.append(values[3]) or real(*values)
+    )
+    x, y = waves(24)
+    plmu.SequenceClassifier(**SMALL).fit(x * np.arange(1, 25)[:, None, None], y)
+    alone, joined = asked[0], next(scales for scales in asked if len(scales) == 2 * len(asked[0]))
+    assert torch.equal(joined, torch.cat([alone, alone]))
+    assert alone.unique().tolist() == pytest.approx([0.5**0.5, 1.0])

@@ -64,7 +64,9 @@ def test_times_in_iso_8601_with_and_without_a_zone(time: str, step: int) -> None
     assert CLOCKS["quarter hours"].step_of(time) == step
 
 
-@pytest.mark.parametrize("time", ["soon", "05.02.1990", "19900205", "1990-13-01", "", "0001-01-01T00:00+14:00"])
+@pytest.mark.parametrize(
+    "time", ["soon", "05.02.1990", "19900231", "1990023", "1990-13-01", "", "0001-01-01T00:00+14:00"]
+)
 def test_other_texts_are_no_times(time: str) -> None:
     with pytest.raises(ValueError, match="is not a date or time: write it as '1990-02-05 00:15-05:00'"):
         CLOCKS["quarter hours"].step_of(time)
@@ -94,3 +96,19 @@ def test_frames_of_months_and_weekdays_keep_the_phase(freq: str) -> None:
     ahead = framed.predict(frame[100:260])["y"].to_numpy()
     np.testing.assert_allclose(ahead, plain.predict(y[100:260]), rtol=1e-5, atol=1e-4)
     assert np.sqrt(np.mean((ahead - y[260:]) ** 2)) < 0.5
+
+
+def test_the_formula_says_in_which_zone_times_are() -> None:
+    clock = CLOCKS["quarter hours"]
+    assert clock.formula.endswith("with t the time in seconds since 1970-01-01 00:00 UTC")
+    here = Clock("time", clock.first, clock.step)
+    assert here.formula.endswith("with t the time in seconds since 1970-01-01 00:00 in the time zone of the data")
+    assert CLOCKS["numbers"].formula.endswith("with t the time of the data")
+
+
+@pytest.mark.parametrize(("first", "step", "offset", "time"), [
+    (0.0, 1.0, 0.25, "1.25"), (0.5, 1500.25, 0.0, "1500.75"), (0.0, 2000.0, 0.1231, "2246"), (0.0, 2000.0, 0.0, "2000"),
+])  # fmt: skip
+def test_times_that_are_numbers(first: float, step: float, offset: float, time: str) -> None:
+    """The offset of a series is a mean: of long steps its fractions mean nothing."""
+    assert Clock("numbers", first, step).times(np.array([1]), offset) == [time]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from forecasts import COUNT, HORIZON, RUN, table, written
 from starlette.testclient import TestClient
 
+import plmu
 from plmu.cli.program import main
 from plmu.cli.stream_lines import Options, show
+from plmu.errors import RunError
 from plmu.runs import deployed
 from plmu.serve import Options as ServerOptions
 from plmu.serve import make_server
@@ -158,6 +161,21 @@ def test_a_stream_reads_lines_with_text_and_series_of_a_panel(
     assert answers == streamed([names, *lines])
     assert answers[21:41] == streamed(lines[20:40])
     assert answers[42]["time"] == "2024-01-01 00:00"
+    Path("part.csv").write_text("".join([names, *lines[20:40]]))
+    forecaster = plmu.Forecaster.from_run(RUN)
+    expected = forecaster.predict(Path("part.csv"), level=forecaster.levels_).to_dict(as_series=False)
+    answer: Any = answers[40]
+    ahead = {**answer["forecast"], **answer["intervals"]}
+    assert [*ahead] == [name for name in expected if name not in ("time", "shop / item")]
+    for name, column in ahead.items():  # relative to the changes in the window, which float32 rounds
+        np.testing.assert_allclose(column, expected[name], rtol=1e-5)
+    server = make_server(deployed.load(RUN), ServerOptions())
+    loads = [float(line.split(",")[3]) for line in lines[20:40]]
+    with TestClient(server.app(), base_url="http://127.0.0.1") as client:
+        message = {"samples": loads, "time": answers[21]["time"], "session": "north-coffee"}
+        served = client.post("/step", json=message).json()
+    for name, column in served["intervals"].items():
+        np.testing.assert_allclose(column, answer["intervals"][name], rtol=1e-5)
     with pytest.raises(ValueError, match="expected 1 number, or the 6 fields of a line of the file, got 4"):
         show(RUN, ["1,2,3,4\n"], Options(), io.StringIO())
 
@@ -187,4 +205,40 @@ def test_a_server_names_the_columns(load_run: Path) -> None:
 def test_an_export_names_the_columns(load_run: Path, tmp_path: Path) -> None:
     main(["export", str(load_run), "--to", "c", "--out", str(tmp_path)])
     about = json.loads((tmp_path / "model.json").read_text())
-    assert (json.loads(about["columns"]), about["horizon"]) == (["load", "temp"], str(HORIZON))
+    assert (about["columns"], about["horizon"]) == (["load", "temp"], HORIZON)
+
+
+def test_a_saved_state_knows_its_time(load_run: Path, tmp_path: Path) -> None:
+    """The next line must follow; without times it does."""
+    header, *rows = written().splitlines(keepends=True)
+
+    def streamed(lines: list[str], state: Path | None = None) -> list[Any]:
+        out = io.StringIO()
+        show(load_run, [header, *lines], Options(json=True, state=state), out)
+        return [{**json.loads(line), "line": 0} for line in out.getvalue().splitlines()]
+
+    whole, state = streamed(rows[5:17]), tmp_path / "state"
+    assert streamed(rows[5:9], state) + streamed(rows[9:13], state) == whole[:8]
+    with pytest.raises(ValueError, match="its time does not follow the line before: the next is 2024-01-02 02:00"):
+        streamed(rows[3:5], state)
+    out = io.StringIO()
+    show(load_run, [line.partition(",")[2] for line in rows[13:17]], Options(json=True, state=state), out)
+    assert [json.loads(line)["forecast"] for line in out.getvalue().splitlines()] == [
+        one["forecast"] for one in whole[8:]
+    ]
+
+
+def test_files_of_another_run_are_refused(load_run: Path, tmp_path: Path) -> None:
+    """Intervals of another number of columns, and a run of an earlier version, whose clock is in series.json alone."""
+    for name in ("model.plmu", "outputs.json", "intervals.json", "series.json"):
+        shutil.copy(load_run / name, tmp_path)
+    outputs = json.loads((tmp_path / "outputs.json").read_text())
+    (tmp_path / "outputs.json").write_text(json.dumps(outputs | {"clock": None, "next_step": None}))
+    forecasts = deployed.load(tmp_path).forecasts
+    assert forecasts is not None
+    assert forecasts.time_of(forecasts.first_step) == "2024-01-01 00:00"
+    assert "where its season begins" in (forecasts.assumption(forecasts.first_step) or "")
+    content = json.loads((tmp_path / "intervals.json").read_text())
+    (tmp_path / "intervals.json").write_text(json.dumps(content | {"low": [level[:1] for level in content["low"]]}))
+    with pytest.raises(RunError, match=r"intervals\.json is of another run"):
+        deployed.load(tmp_path)

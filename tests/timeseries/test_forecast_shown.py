@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -11,6 +12,7 @@ import torch
 from forecasts import written
 from torch import nn
 
+from plmu.cli.program import main
 from plmu.errors import DataError
 from plmu.timeseries.forecast_experiment import Forecast, ForecastConfig, ForecastTask
 from plmu.timeseries.forecast_files import as_text, plot_forecasts
@@ -104,3 +106,16 @@ def test_series_at_different_levels_keep_their_digits(tmp_path: Path) -> None:
     forecast = model_method(model)(examples)
     torch.testing.assert_close(forecast[0], forecast[1], atol=1e-4, rtol=0)
     assert float(task.split.scale[0]) == pytest.approx(wave[:140].std(), rel=1e-6)  # and not the distance of the levels
+
+
+def test_the_end_of_a_forecast_fits_a_terminal_of_24_rows(
+    load_folder: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """From the head of its scores to the prompt, in lines of 80 letters, also after a long backtest."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(load_folder / "load.csv", tmp_path)
+    main(["train", "forecast", "--data.file", "load.csv", "--horizon", "3", "6", "--backtest", "20"])
+    lines = capsys.readouterr().out.splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("test: "))
+    assert lines.index("rolling backtest:") < head
+    assert sum(-(-len(line) // 80) for line in lines[head:]) < 24

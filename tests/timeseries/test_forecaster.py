@@ -165,7 +165,9 @@ def test_short_and_constant_series() -> None:
     for rows in (4, 9, 40):
         out = plmu.Forecaster(2).fit(np.arange(rows, dtype=float)).predict()
         assert np.isfinite(out).all()
-    np.testing.assert_allclose(plmu.Forecaster(3).fit(np.full((50, 2), 7.0)).predict(), 7.0)
+    constant = plmu.Forecaster(3).fit(np.full((50, 2), 7.0))
+    np.testing.assert_allclose(constant.predict(), 7.0)
+    assert constant.score(np.full((50, 2), 7.0)) == 1.0  # perfect, though nothing varies
 
 
 def test_seasons() -> None:
@@ -208,6 +210,10 @@ def test_a_stream_may_begin_anywhere_in_the_season() -> None:
     for value in wave[107:150]:
         ahead = stream.push([value])
     np.testing.assert_allclose(ahead, forecaster.predict(wave[107:150], start=107), rtol=1e-4, atol=1e-4)
+    again = forecaster.stream(start=107)
+    for value in wave[107:150]:
+        later = again.push([value])
+    torch.testing.assert_close(later, ahead)
     out, _ = forecaster.model(
         torch.tensor(wave[107:150, None], dtype=torch.float32)[None], forecaster.model.state_at(107)
     )
@@ -290,3 +296,13 @@ def test_which_options_are_refused(option: str, wrong: tuple[Any, ...], right: t
     for value in wrong:
         with pytest.raises(ValueError, match=rf"^{option} must be"):
             check(value)
+
+
+@pytest.mark.parametrize("method", [
+    lambda f: f.model, lambda f: f.predict(), lambda f: f.evaluate(), lambda f: f.score(np.ones(9)),
+    lambda f: f.stream(), lambda f: f.stream(start=3), lambda f: f.backtest(), lambda f: f.plot("a.png"),
+    lambda f: f.levels_, lambda f: f.settings_, lambda f: f.fitted_,
+])  # fmt: skip
+def test_fit_comes_first(method: Any) -> None:
+    with pytest.raises(ValueError, match="this Forecaster is not fitted yet: call fit first"):
+        method(plmu.Forecaster())

@@ -109,6 +109,9 @@ def test_features_are_shares_of_time_above_thresholds(monkeypatch: pytest.Monkey
         monkeypatch.setattr(threshold_features, "_BLOCK", size)
         torch.testing.assert_close(outputs(front, x, lengths), features)
     torch.testing.assert_close(front(x, lengths=lengths)[0], features)
+    assert len(threshold_features._by_windows(front)) == len(WINDOWS)  # which is less work
+    front[3].weight[0, -1] = 1.0
+    assert threshold_features._by_windows(front) == []  # a projection that sees several windows
 
 
 def test_a_sample_of_series_and_steps_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:

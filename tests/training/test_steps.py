@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import io
 import math
+import re
 import sys
 
 import pytest
@@ -17,6 +18,7 @@ from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes, _device, processes
 from plmu.training.progress import Progress
+from plmu.training.terminal import Console
 
 ONE = Processes(0, 1, torch.device("cpu"))
 
@@ -224,6 +226,24 @@ def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
     with Progress("a name", 3, quiet=True) as progress:
         assert progress.bar is None
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_bar_fits_a_terminal_of_80_columns(width, monkeypatch):
+    """Name, bar, epochs, time and scores are whole, also after a validation."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    progress = Progress("text8 plmu-attention [x]", 200)
+    assert progress.bar is not None
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    scores = {"epoch": 1.0, "loss": 1.2345678, "valid_bpc": 1.9876543, "valid_perplexity": 123.45678}
+    monkeypatch.setattr(progress.bar.live, "_started", True)
+    progress.at(123.4, scores)
+    console.print(progress.bar.get_renderable())
+    first, second = (line.rstrip() for line in out.getvalue().splitlines())
+    assert re.fullmatch(r"text8 plmu-attention \[x\] [━╸╺ ]{4,} 123\.4/200 epochs \S+ left \S+", first)
+    assert second == "loss 1.2346  valid_bpc 1.9877  valid_perplexity 123.46"
+    assert len(first) <= width
 
 
 def test_without_an_output_there_is_no_progress(monkeypatch):

@@ -95,6 +95,8 @@ MODELS: dict[str, dict[str, tuple[Callable[[], plmu.Sequential], TrainingConfig]
 
 
 def run(device: str, rounds: int, keep: Keep = forget) -> dict[str, Any]:
+    """Tables of the time of a training step: of each task's models, over the full length on a GPU and a shorter one on
+    a CPU; and over the length of the sequence."""
     gpu = device != "cpu"
     rows: list[dict[str, Any]] = []
     for task, (data, lengths, batch, models) in TASKS.items():

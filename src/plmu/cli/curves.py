@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from plmu.cli.tables import epochs, named, run_name, shortened, titled
+from plmu.runs.folder import write_figure
 from plmu.runs.results import is_history
 from plmu.timeseries.reporting import literal
 
@@ -86,6 +87,6 @@ def plot_curves(summaries: list[dict[str, Any]], path: Path) -> bool:
                 axis.yaxis.set_minor_formatter(NullFormatter())
         handles = loss_axis.get_legend_handles_labels()
         score_axis.legend(*handles, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=120)
+    write_figure(path, figure, dpi=120)
     pyplot.close(figure)
     return True

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from plmu.cli.arguments import OneOf, Parser
+from plmu.errors import printable
 from plmu.runs.folder import WHOLE_MODEL_FILE
 
 
@@ -328,4 +329,4 @@ def export(options: Namespace) -> None:
     _note_other_model(run)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AccuracyWarning)  # the report has it
-        print(export_run(run, out, to, metadata, measure=True, **exporting))
+        print(printable(str(export_run(run, out, to, metadata, measure=True, **exporting))))

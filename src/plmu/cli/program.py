@@ -20,7 +20,7 @@ from plmu.cli.arguments import Command, OneOf, Parser
 from plmu.cli.bench_command import bench, bench_parser
 from plmu.cli.demo import demo, demo_parser
 from plmu.cli.train import main as train
-from plmu.errors import CheckpointError, DataError, Diverged, RunError, how_to_install, suggestion
+from plmu.errors import CheckpointError, DataError, Diverged, RunError, how_to_install, printable, suggestion
 
 USAGE = """usage: plmu COMMAND …
 
@@ -98,7 +98,7 @@ def _fail(message: str, shows_traceback: bool = False, status: int = 2) -> NoRet
     """Print a message on standard error, after the present traceback if asked, and exit."""
     if shows_traceback:
         traceback.print_exc()
-    print(f"plmu: {message}", file=sys.stderr)
+    print(f"plmu: {printable(message)}", file=sys.stderr)
     raise SystemExit(status)
 
 
@@ -147,11 +147,11 @@ def _evaluate(options: Namespace) -> None:
         result = evaluate(run, paths, group, lookup, other_data)
         if group.writes:
             for note in result.notes:
-                print(note, file=sys.stderr)
+                print(printable(note), file=sys.stderr)
             if result.epoch is not None:
                 print(f"best_epoch {result.epoch}")
             for name, value in result.scores.items():
-                print(f"{name} {value:.6g}")
+                print(f"{printable(name)} {value:.6g}")
 
 
 def _data_parser() -> Parser:

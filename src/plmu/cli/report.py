@@ -11,8 +11,8 @@ from typing import Any
 
 from plmu.cli.curves import curves, has_curves, labelled, plot_curves
 from plmu.cli.tables import HEADER, SHORTENED, rows, shortened, shown, titled
-from plmu.errors import RunError
-from plmu.runs.folder import read_json
+from plmu.errors import RunError, printable
+from plmu.runs.folder import read_json, write_figure, write_text
 from plmu.timeseries.reporting import literal
 from plmu.training.terminal import Console, show_table
 
@@ -23,7 +23,8 @@ def summary_table(summaries: list[dict[str, Any]]) -> None:
     show_table(HEADER, [row[:-1] for summary in summaries for row in rows(summary)], console=console)
     if any(shortened(summary) for summary in summaries):
         console.print(SHORTENED, highlight=False)
-    console.print("on " + "; ".join(sorted({summary["hardware"] for summary in summaries})), highlight=False)
+    hardware = "; ".join(sorted({summary["hardware"] for summary in summaries}))
+    console.print(printable(f"on {hardware}"), markup=False, highlight=False)
 
 
 def own_data_table(summary: dict[str, Any]) -> None:
@@ -52,10 +53,15 @@ def own_data_table(summary: dict[str, Any]) -> None:
 def load(*folders: Path) -> list[dict[str, Any]]:
     """The summaries in the folders, by file name. Of files of the same name the one in the first folder counts."""
     chosen: dict[str, Path] = {}
-    for path in (path for folder in folders for path in folder.glob("*.json")):
+    for path in (path for folder in folders for path in _files(folder)):
         chosen.setdefault(path.name, path)
     summaries = (_read(path) for path in sorted(chosen.values(), key=lambda path: path.stem))
     return [summary for summary in summaries if summary is not None]
+
+
+def _files(folder: Path) -> list[Path]:
+    """The JSON files in a folder; nothing else of such a name is opened, since a pipe would be waited for."""
+    return [path for path in folder.glob("*.json") if path.is_file()]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -98,17 +104,17 @@ def report(folders: Sequence[Path], out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         plot(summaries, out / "results.png")
         drawn = plot_curves(summaries, out / "curves.png")
-        (out / "report.html").write_text(page, encoding="utf-8")
+        write_text(out / "report.html", page)
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror or error}; choose another --out") from None
     summary_table(summaries)
     for number, folder in enumerate(folders):
-        for path in sorted(folder.glob("*.json")):
+        for path in sorted(_files(folder)):
             first = next((earlier for earlier in folders[:number] if (earlier / path.name).is_file()), None)
             if first is not None:
-                print(f"{path} is not shown: {first / path.name} comes first (--results)")
+                print(printable(f"{path} is not shown: {first / path.name} comes first (--results)"))
     written = ["report.html", "results.png", *(["curves.png"] if drawn else [])]
-    print(f"wrote {', '.join(str(out / name) for name in written)}")
+    print(printable(f"wrote {', '.join(str(out / name) for name in written)}"))
 
 
 def _page(summaries: list[dict[str, Any]]) -> str:
@@ -190,7 +196,7 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
     ]
     figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False)
     figure.tight_layout(rect=(0, 0.07 / down, 1, 1))
-    figure.savefig(path, dpi=120)
+    write_figure(path, figure, dpi=120)
     pyplot.close(figure)
 
 

@@ -17,7 +17,7 @@ import torch
 
 import plmu
 from plmu.cli.number_lines import NumberLines
-from plmu.errors import FileFormatError
+from plmu.errors import FileFormatError, printable
 from plmu.runs.deployed import Deployed, load
 from plmu.runs.forecasts import Forecasts
 from plmu.text.symbols import Words
@@ -131,8 +131,8 @@ class LineStream:
         """
         step = None if time is None else step_of(forecasts.clock, time)
         expected = forecasts.next_step(self.stream.state) if self.stream.steps and not self.ended else None
-        missing = 0 if step is None or expected is None else step - expected
-        if missing and self._fill(missing, forecasts.time_of(step or 0), forecasts.model.lookback):
+        gap = 0 if step is None or expected is None else step - expected
+        if gap and expected is not None and self._fill(gap, forecasts.time_of(expected), forecasts.model.lookback):
             yield None
             self.ended = True
         first, warning = self.ended or not self.stream.steps, None
@@ -240,15 +240,15 @@ def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None 
                         _warn(answer, stream)
                         header = _header(answer, stream)
                         if header is not None:
-                            print(header, file=screen)
-                        print(_shown(answer, number, stream), file=screen, flush=True)
+                            print(printable(header).replace("\n", "\\n"), file=screen)
+                        print(printable(_shown(answer, number, stream)).replace("\n", "\\n"), file=screen, flush=True)
                 except (TypeError, ValueError) as error:
                     fault = f"line {number}: {error}"
                     if options.on_error == "stop":
                         raise ValueError(fault) from None
                     if options.json:
                         print(json.dumps({"line": number, "error": str(error)}), file=screen, flush=True)
-                    print(f"plmu: {fault}", file=sys.stderr, flush=True)
+                    print(f"plmu: {printable(fault)}", file=sys.stderr, flush=True)
     finally:
         stream.save()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plmu.cli.catalogue import CATALOGUE, OWN_DATA, PAPER, lookup
-from plmu.errors import RunError, suggestion
+from plmu.errors import RunError, printable, suggestion
 
 if TYPE_CHECKING:
     from plmu.runs.experiment import Experiment
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
             elif run_options.quiet or finished.trained != 1 or len(finished.summary["seeds"]) > 1:
                 own_data_table(finished.summary)
             if finished.next_step:
-                print(finished.next_step)
+                print(printable(finished.next_step))
 
 
 def listing() -> str:

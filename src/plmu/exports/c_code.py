@@ -5,6 +5,7 @@ The function of each operation, such as `_scale`, adds its statements to the cod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from plmu.exports import program as ops
 from plmu.exports.c_helpers import DEFAULTS, FUNCTIONS, HELPERS
 from plmu.exports.c_memory import Memory
 from plmu.exports.c_wide import NEEDED, WIDE_FUNCTIONS
-from plmu.exports.program import Operation, Program, Value, fixed_limit, rounded
+from plmu.exports.program import TERMS, Operation, Program, Value, fixed_limit, rounded
 
 FEW_ROWS = 8  # a matrix with fewer rows is stored by rows, any other by columns
 _ACROSS = 10  # numbers in a line of a constant array
@@ -47,8 +48,21 @@ class Code:
 
     def call(self, name: str, *arguments: Any) -> None:
         """Add a statement that calls a helper function, and the helper."""
-        self.helpers.setdefault(name, HELPERS[name]) if name in HELPERS else None
+        self.use(name)
         self.statements.append(f"{name}({', '.join(map(str, arguments))});")
+
+    def use(self, name: str) -> None:
+        """Add a helper function, after those that it calls."""
+        if name in self.helpers or name not in HELPERS:
+            return
+        self.use_called(HELPERS[name])
+        self.helpers[name] = HELPERS[name]
+
+    def use_called(self, source: str) -> None:
+        """Add the helper functions that a source calls."""
+        for name in re.findall(r"\b([a-z_0-9]+)\(", source):
+            if not re.search(rf"^static .*\b{name}\(", source, re.MULTILINE):
+                self.use(name)
 
     def constant(self, array: Tensor | None) -> str:
         """Add a constant array of float or int8_t unless an equal one is there; returns its C name, NULL for None."""
@@ -75,6 +89,7 @@ class Code:
             return same
         if name in NEEDED:
             self.helpers.setdefault(NEEDED[name], HELPERS[NEEDED[name]])
+        self.use_called(body)
         helper = f"apply_{name}_{len(self.helpers)}"
         self.helpers[helper] = (
             f"static void {helper}({kind} *out, const {kind} *from, size_t count)\n{{\n    size_t i;\n"
@@ -137,7 +152,7 @@ def _fixed(c: Code, op: ops.MatVec) -> None:
         inputs.append((start, c.at(part), f"{factors} + {start}" if start else factors, part.size))
         start += part.size
     for name in ("largest", "whole", "fixed8"):
-        c.helpers.setdefault(name, HELPERS[name])
+        c.use(name)
     for _, x, factor, size in inputs:
         unit = f"largest({unit}, {x}, {factor}, {size})"
     c.statements.append(f"unit = {unit} / {number(fixed_limit(count))};")
@@ -159,6 +174,12 @@ def _remember(c: Code, op: ops.Remember) -> None:
     if any(op.near_identity):
         added = op.matrix.new_tensor(op.near_identity).repeat_interleave(width)
         c.call("remain", out, m, c.constant(added), order, op.channels)
+
+
+def _elapse(c: Code, op: ops.Elapse) -> None:
+    arrays = c.constant(op.moves), c.constant(op.rate), f"work + {c.memory.extra[op].offset}"
+    sizes = len(op.rate), op.u.size, len(op.moves), op.near_identity, TERMS, number(op.unit), number(op.longest)
+    c.call("elapse", c.at(op.out), c.at(op.m), c.at(op.u), f"({c.at(op.interval)})[0]", *arrays, *sizes)
 
 
 def _concat(c: Code, op: ops.Concat) -> None:
@@ -312,6 +333,7 @@ _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Convert: _convert,
     ops.Count: _count,
     ops.Divide: _divide,
+    ops.Elapse: _elapse,
     ops.Fill: _fill,
     ops.Follow: _follow,
     ops.Lookup: _lookup,

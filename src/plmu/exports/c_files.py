@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import plmu
 from plmu.exports.c_code import Code, number
+from plmu.exports.c_outputs import SHOWN, Outputs, comment, outputs_of
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.program import Fill, Program, fixed_limit
 
@@ -19,6 +22,7 @@ TOLERANCE = 1e-5  # error of an output, relative to the largest output
 # Fixed-point sums round inputs to integers, in float32 sometimes to another integer than in float64. The check allows
 # `LARGER` times a difference of one integer, or the difference that torch measures, and ends once that exceeds `APART`.
 LARGER, APART = 4.0, 1e-3
+_RESTRICT = "#ifdef __cplusplus /* a compiler of C++ takes this file, too */\n#define restrict __restrict\n#endif\n"
 FLAGS = "-std=c99 -O3 -ffp-contract=fast -Wall -Wextra -Wconversion -pedantic"
 
 
@@ -30,13 +34,15 @@ def checked_name(name: str) -> str:
 
 
 def c_files(
-    program: Program, name: str, metadata: Mapping[str, str], int8: bool, fixed: bool = False
+    program: Program, name: str, metadata: Mapping[str, Any], int8: bool, fixed: bool = False
 ) -> tuple[dict[str, str], Code]:
     """The contents of each file by its name; and the code, which has the sizes of the memory it uses."""
-    code = Code(program, int8, fixed)
+    code, outputs = Code(program, int8, fixed), outputs_of(program, name, metadata)
+    for helper in outputs.helpers:
+        code.use(helper)
     files = {
-        f"{name}.h": _header(program, code, name, metadata),
-        f"{name}.c": _source(program, code, name),
+        f"{name}.h": _header(program, code, name, outputs, metadata),
+        f"{name}.c": _source(program, code, name, outputs),
         f"{name}_check.c": _check(program, name, int8, fixed),
         "Makefile": _makefile(name),
     }
@@ -49,17 +55,18 @@ def c_types(program: Program) -> tuple[str, str]:
     return types[0] if program.tokens is None else "int32_t", types[1]
 
 
-def _header(program: Program, code: Code, name: str, metadata: Mapping[str, str]) -> str:
+def _header(program: Program, code: Code, name: str, outputs: Outputs, metadata: Mapping[str, Any]) -> str:
     upper, tokens = name.upper(), program.tokens
     kind, out = c_types(program)
-    input_text = f"{upper}_INPUTS numbers" if tokens is None else f"one token number from 0 to {tokens - 1}"
     result_text = "0." if tokens is None else "0; or -1 if there is no such token, and then nothing changes."
     fills = any(isinstance(operation, Fill) for operation in program.operations)
     nan_text = "" if fills or tokens is not None else "NaN in x stays until init.\n * "
     rounded_inputs = f"    int16_t whole[{code.fixed_inputs}]; /* the same */\n" if code.fixed_inputs else ""
     levels = f"    double levels[{code.memory.wide_state_size}];\n" if code.memory.wide_state_size else ""
     levels += f"    double wide[{code.memory.wide_work_size}]; /* as work */\n" if code.memory.wide_work_size else ""
-    described = "".join(f" * {key}: {_comment(value)}\n" for key, value in metadata.items() if len(value) <= 200)
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
+    lines = (f"{key}: {text}" for key, text in texts.items() if len(key) + len(text) <= SHOWN)
+    described = "".join(f" * {comment(line)}\n" for line in lines)
     return f"""/* A model of plmu {plmu.__version__} that takes one step at a time.
 {described} */
 #ifndef {upper}_H
@@ -67,9 +74,13 @@ def _header(program: Program, code: Code, name: str, metadata: Mapping[str, str]
 
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
 #define {upper}_INPUTS {program.x.size}
 #define {upper}_OUTPUTS {program.y.size}
-
+{outputs.defines}
 /* One stream. It holds no pointers: copy it, save it, have as many as you like. */
 typedef struct {{
     float memory[{max(code.memory.state_size, 1)}];
@@ -79,8 +90,14 @@ typedef struct {{
 /* Start a stream, or start it again. {_first_step(program, name)}*/
 void {name}_init({name}_state *state);
 {_start_declared(program, name)}
-/* One step: x is {input_text}, y {upper}_OUTPUTS numbers. They must not overlap. {nan_text}Returns {result_text} */
+/* One step. x is {outputs.x}.
+ * y is {outputs.y}.
+ * They must not overlap. {nan_text}Returns {result_text} */
 int {name}_step({name}_state *state, const {kind} *x, {out} *y);
+{outputs.declared}
+#ifdef __cplusplus
+}}
+#endif
 
 #endif
 """
@@ -118,13 +135,7 @@ def _start_defined(program: Program, code: Code, name: str) -> str:
 """
 
 
-def _comment(text: str) -> str:
-    """A text that may stand in a C comment: ASCII, without an end of the comment."""
-    ascii_text = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
-    return ascii_text.replace("*/", "* /").replace("/*", "/ *")
-
-
-def _source(program: Program, code: Code, name: str) -> str:
+def _source(program: Program, code: Code, name: str, outputs: Outputs) -> str:
     kind, out = c_types(program)
     works = any(re.search(r"\bwork\b", statement) for statement in code.statements)
     work = "    float *work = state->work;\n" if works else ""
@@ -136,18 +147,22 @@ def _source(program: Program, code: Code, name: str) -> str:
     body = "".join(f"    {statement}\n" for statement in code.statements)
     body += "".join(f"    (void){statement};\n" for statement in unused)
     parts = [
-        f'#include "{name}.h"\n\n#include <math.h>\n#include <stddef.h>\n#include <string.h>\n',
+        f'#include "{name}.h"\n\n#include <stddef.h>\n\n{_RESTRICT}',
         *code.arrays,
         *code.helpers.values(),
         f"""void {name}_init({name}_state *state)
 {{
-    memset(state, 0, sizeof *state);
+    unsigned char *bytes = (unsigned char *)state;
+    size_t i;
+    for (i = 0; i < sizeof *state; i++)
+        bytes[i] = 0;
 }}
 """,
         *([_start_defined(program, code, name)] if program.seasons else []),
         f"int {name}_step({name}_state *state, const {kind} *x, {out} *y)\n{{\n{work}{check}{body}    return 0;\n}}\n",
+        outputs.defined,
     ]
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
 
 
 def _reads_x(statement: str) -> bool:
@@ -157,7 +172,7 @@ def _reads_x(statement: str) -> bool:
 
 def sequence(program: Program, steps: int) -> Tensor:
     """The inputs of the check program, by the same generator as in C: (steps, features) from −1 to 1, or token numbers
-    (steps,)."""
+    (steps,). An interval is from 0 on."""
     count = steps * program.x.size
     values, seed = [], 1
     for _ in range(count):
@@ -165,7 +180,10 @@ def sequence(program: Program, steps: int) -> Tensor:
         values.append(seed >> 8)
     if program.tokens is not None:
         return torch.tensor(values) % program.tokens
-    return (torch.tensor(values, dtype=torch.float64) / 2**23 - 1).float().view(steps, program.x.size)
+    x = torch.tensor(values, dtype=torch.float64).view(steps, program.x.size)
+    if program.usual_interval is None:
+        return (x / 2**23 - 1).float()
+    return torch.cat([x[:, :1] / 2**24 * program.usual_interval, x[:, 1:] / 2**23 - 1], 1).float()
 
 
 def expected_outputs(program: Program, int8: bool, fixed: bool = False) -> tuple[Tensor, float]:
@@ -201,6 +219,8 @@ def _check(program: Program, name: str, int8: bool, fixed: bool) -> str:
     make = f"({kind})((float)(seed >> 8) / 8388608.0f - 1.0f)"
     if program.tokens is not None:
         make = f"(int32_t)((seed >> 8) % {program.tokens}u)"
+    elif program.usual_interval is not None:
+        make = f"i == 0 ? (float)(seed >> 8) / 16777216.0f * {number(program.usual_interval)} : {make}"
     return f"""/* Runs the model on numbers of a generator and compares with what plmu gave for them. */
 #include "{name}.h"
 

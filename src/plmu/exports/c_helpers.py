@@ -1,30 +1,32 @@
-"""The C functions that a step calls. Only those that a model uses are written."""
+"""The C functions that a step calls. Only those that a model uses are written, with those that these call."""
 
 from __future__ import annotations
 
+from plmu.exports.c_math import MATH
+from plmu.exports.c_products import PRODUCTS
 from plmu.exports.c_wide import WIDE_HELPERS
 
 # The body of y = f(x) for one number, in x, with the options of torch's function as C numbers.
 FUNCTIONS: dict[str, str] = {
-    "relu": "x > 0.0f ? x : 0.0f",
+    "relu": "x < 0.0f ? 0.0f : x",
     "relu6": "x < 0.0f ? 0.0f : (x > 6.0f ? 6.0f : x)",
     "leaky_relu": "x > 0.0f ? x : {negative_slope} * x",
-    "elu": "x > 0.0f ? x : {alpha} * expm1f(x)",
-    "celu": "x > 0.0f ? x : {alpha} * expm1f(x / {alpha})",
-    "selu": "1.05070098f * (x > 0.0f ? x : 1.67326324f * expm1f(x))",
-    "gelu": "0.5f * x * (1.0f + erff(x * 0.707106781f))",
-    "gelu_tanh": "0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)))",
-    "silu": "x / (1.0f + expf(-x))",
-    "mish": "x * tanhf(x > 20.0f ? x : log1pf(expf(x)))",
-    "sigmoid": "1.0f / (1.0f + expf(-x))",
-    "tanh": "tanhf(x)",
-    "softplus": "{beta} * x > {threshold} ? x : log1pf(expf({beta} * x)) / {beta}",
-    "softsign": "x / (1.0f + fabsf(x))",
+    "elu": "x > 0.0f ? x : {alpha} * exponential_minus_1(x)",
+    "celu": "x > 0.0f ? x : {alpha} * exponential_minus_1(x / {alpha})",
+    "selu": "1.05070098f * (x > 0.0f ? x : 1.67326324f * exponential_minus_1(x))",
+    "gelu": "0.5f * x * (1.0f + error_function(x * 0.707106781f))",
+    "gelu_tanh": "0.5f * x * (1.0f + hyperbolic_tangent(0.797884561f * (x + 0.044715f * x * x * x)))",
+    "silu": "x / (1.0f + exponential(-x))",
+    "mish": "x * hyperbolic_tangent(softplus(x))",
+    "sigmoid": "1.0f / (1.0f + exponential(-x))",
+    "tanh": "hyperbolic_tangent(x)",
+    "softplus": "{beta} * x > {threshold} ? x : softplus({beta} * x) / {beta}",
+    "softsign": "x / (1.0f + absolute(x))",
     "hardtanh": "x < {min_val} ? {min_val} : (x > {max_val} ? {max_val} : x)",
     "hardsigmoid": "x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : x / 6.0f + 0.5f)",
-    "hardswish": "x <= -3.0f ? 0.0f : (x >= 3.0f ? x : x * (x + 3.0f) / 6.0f)",
-    "logsigmoid": "(x < 0.0f ? x : 0.0f) - log1pf(expf(-fabsf(x)))",
-    "tanhshrink": "x - tanhf(x)",
+    "hardswish": "x <= -3.0f ? 0.0f * x : (x >= 3.0f ? x : x * (x + 3.0f) / 6.0f)",
+    "logsigmoid": "-softplus(-x)",
+    "tanhshrink": "x - hyperbolic_tangent(x)",
     "abs": "x < 0.0f ? -x : x",
     "log": "(float)logarithm_of((double)x)",
 }
@@ -34,53 +36,6 @@ DEFAULTS: dict[str, dict[str, float]] = {
     "celu": {"alpha": 1.0},
     "softplus": {"beta": 1.0, "threshold": 20.0},
     "hardtanh": {"min_val": -1.0, "max_val": 1.0},
-}
-
-# Weights are stored by columns, so that a compiler can vectorise the sum without reordering it; matrices of few rows
-# are stored by rows.
-_COLUMNS = """static void {name}(float *restrict out, const {type} *restrict weight, const float *restrict x,
-    {more}size_t rows, size_t count)
-{{
-    const size_t whole = count - count % 4;
-    size_t i, j;
-    for (j = 0; j < whole; j += 4) {{
-        const {type} *w = weight + j * rows;
-        const float a = {x[0]}, b = {x[1]}, c = {x[2]}, d = {x[3]};
-        for (i = 0; i < rows; i++)
-            out[i] += ({cast}w[i] * a + {cast}w[rows + i] * b)
-                + ({cast}w[2 * rows + i] * c + {cast}w[3 * rows + i] * d);
-    }}
-    for (j = whole; j < count; j++) {{
-        const float a = {x[0]};
-        for (i = 0; i < rows; i++)
-            out[i] += {cast}weight[j * rows + i] * a;
-    }}
-}}
-"""
-_ROWS = """static void {name}(float *restrict out, const {type} *restrict weight, const float *restrict x,
-    {more}size_t rows, size_t count, size_t stride)
-{{
-    const size_t whole = count - count % 8;
-    size_t i, j, k;
-    for (i = 0; i < rows; i++) {{
-        const {type} *w = weight + i * stride;
-        float sum[8] = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
-        for (j = 0; j < whole; j += 8)
-            for (k = 0; k < 8; k++)
-                sum[k] += {cast}w[j + k] * {x[4]};
-        for (j = whole; j < count; j++)
-            sum[j - whole] += {cast}w[j] * {x[0]};
-        out[i] += ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
-    }}
-}}
-"""
-_PLACES = ("j", "j + 1", "j + 2", "j + 3", "j + k")
-_FLOAT = {"type": "float", "cast": "", "more": "", "x": [f"x[{place}]" for place in _PLACES]}
-_INT8 = {
-    "type": "int8_t",
-    "cast": "(float)",
-    "more": "const float *restrict factor, ",
-    "x": [f"(x[{place}] * factor[{place}])" for place in _PLACES],
 }
 
 # Helpers for float values, such as `push`, and for double values, `wide_push`.
@@ -124,6 +79,8 @@ _EITHER = {
 }
 
 HELPERS: dict[str, str] = {
+    **MATH,
+    **PRODUCTS,
     **WIDE_HELPERS,
     **{name: body.format(name=name, type="float") for name, body in _EITHER.items()},
     **{f"wide_{name}": body.format(name=f"wide_{name}", type="double") for name, body in _EITHER.items()},
@@ -158,9 +115,22 @@ HELPERS: dict[str, str] = {
         out[i] = 0.0;
 }
 """,
+    "absolute": """static float absolute(float x)
+{
+    return x < 0.0f ? -x : x;
+}
+""",
+    "softplus": """/* ln(1 + e^x), for large x too */
+static float softplus(float x)
+{
+    return (x < 0.0f ? 0.0f : x) + log_of_1_plus(exponential(-absolute(x)));
+}
+""",
     "set": """static void set(float *out, const float *from, size_t count)
 {
-    memcpy(out, from, count * sizeof(float));
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = from[i];
 }
 """,
     "keep": """/* The next state. In silence it decays to subnormal numbers, with which many processors are slow. */
@@ -168,7 +138,7 @@ static void keep(float *state, const float *from, size_t count)
 {
     size_t i;
     for (i = 0; i < count; i++)
-        state[i] = fabsf(from[i]) < 1e-30f ? 0.0f : from[i];
+        state[i] = absolute(from[i]) < 1e-30f ? 0.0f : from[i];
 }
 """,
     "clear": """static void clear(float *out, size_t count)
@@ -176,53 +146,6 @@ static void keep(float *state, const float *from, size_t count)
     size_t i;
     for (i = 0; i < count; i++)
         out[i] = 0.0f;
-}
-""",
-    "columns": _COLUMNS.format(name="columns", **_FLOAT),
-    "columns8": _COLUMNS.format(name="columns8", **_INT8),
-    "rows": _ROWS.format(name="rows", **_FLOAT),
-    "rows8": _ROWS.format(name="rows8", **_INT8),
-    "largest": """/* The largest |x factor| and `known`; NaN if x is not finite. */
-static float largest(float known, const float *x, const float *factor, size_t count)
-{
-    float strange = 0.0f;
-    size_t i;
-    for (i = 0; i < count; i++) {
-        const float value = fabsf(x[i] * factor[i]);
-        known = value > known ? value : known;
-        strange += value - value;
-    }
-    return known + strange;
-}
-""",
-    "whole": """/* x factor as integers in this unit. */
-static void whole(int16_t *restrict out, const float *restrict x, const float *restrict factor, float unit,
-    size_t count)
-{
-    const float inverse = unit > 0.0f ? 1.0f / unit : 0.0f;
-    size_t i;
-    for (i = 0; i < count; i++) {
-        const float value = x[i] * factor[i] * inverse;
-        out[i] = fabsf(value) < 32767.5f ? (int16_t)lrintf(value) : (int16_t)0; /* 0 for NaN: unit is NaN too */
-    }
-}
-""",
-    "fixed8": """/* Sums of integers, which cannot overflow. */
-static void fixed8(float *restrict out, const int8_t *restrict weight, const int16_t *restrict x, float unit,
-    const float *restrict factor, const float *restrict bias, size_t rows, size_t count)
-{
-    const size_t even = count - count % 4;
-    size_t i, j;
-    for (i = 0; i < rows; i++) {
-        const int8_t *w = weight + i * count;
-        int32_t sum = 0;
-        for (j = 0; j < even; j += 4)
-            sum += ((int32_t)w[j] * x[j] + (int32_t)w[j + 1] * x[j + 1])
-                + ((int32_t)w[j + 2] * x[j + 2] + (int32_t)w[j + 3] * x[j + 3]);
-        for (j = even; j < count; j++)
-            sum += (int32_t)w[j] * x[j];
-        out[i] = (float)sum * (unit * factor[i]) + (bias ? bias[i] : 0.0f);
-    }
 }
 """,
     "add": """static void add(float *out, const float *x, const float *y, size_t count)
@@ -251,7 +174,7 @@ static void mix(float *out, const float *x, const float *y, const float *g, size
 {
     size_t i;
     for (i = 0; i < count; i++)
-        out[i] = x[i] + (y[i] - x[i]) / (1.0f + expf(-g[i]));
+        out[i] = x[i] + (y[i] - x[i]) / (1.0f + exponential(-g[i]));
 }
 """,
     "normalize": """/* Over each `features` numbers in a row. */
@@ -268,7 +191,7 @@ static void normalize(float *out, const float *x, const float *weight, const flo
         }
         for (j = 0; j < features; j++)
             square += (x[i + j] - mean) * (x[i + j] - mean);
-        factor = 1.0f / sqrtf(square / (float)features + eps);
+        factor = 1.0f / square_root(square / (float)features + eps);
         for (j = 0; j < features; j++) {
             const float value = (x[i + j] - mean) * factor;
             out[i + j] = (weight ? value * weight[j] : value) + (bias ? bias[j] : 0.0f);
@@ -279,21 +202,24 @@ static void normalize(float *out, const float *x, const float *weight, const flo
     "softmax": """/* softmax, or its logarithm */
 static void softmax(float *out, const float *x, size_t count, int logarithm)
 {
-    float largest = x[0], sum = 0.0f;
+    float largest = x[0], sum = 0.0f, log_sum = 0.0f, fraction;
     size_t i;
     for (i = 1; i < count; i++)
         largest = x[i] > largest ? x[i] : largest;
     for (i = 0; i < count; i++)
-        sum += expf(x[i] - largest);
+        sum += exponential(x[i] - largest);
+    for (fraction = sum; fraction >= 2.0f; fraction *= 0.5f) /* at least 1 and at most count */
+        log_sum += 0.693147181f;
+    log_sum += log_of_1_plus(fraction - 1.0f);
     for (i = 0; i < count; i++)
-        out[i] = logarithm ? x[i] - largest - logf(sum) : expf(x[i] - largest) / sum;
+        out[i] = logarithm ? x[i] - largest - log_sum : exponential(x[i] - largest) / sum;
 }
 """,
     "glu": """static void glu(float *out, const float *x, size_t count)
 {
     size_t i;
     for (i = 0; i < count; i++)
-        out[i] = x[i] / (1.0f + expf(-x[count + i]));
+        out[i] = x[i] / (1.0f + exponential(-x[count + i]));
 }
 """,
     "remember": """/* m (order, channels) with u below it, times matrix (order, columns, groups) */
@@ -327,6 +253,59 @@ static void remain(float *restrict out, const float *restrict m, const float *re
             out[i * channels + c] += added[c] * m[i * channels + c];
 }
 """,
+    "advance": """/* matrix (order, order + 1) times x */
+static void advance(float *restrict out, const float *restrict matrix, const float *restrict x, size_t order)
+{
+    size_t i, j;
+    for (i = 0; i < order; i++) {
+        const float *row = matrix + i * (order + 1);
+        float sum = 0.0f;
+        for (j = 0; j <= order; j++)
+            sum += row[j] * x[j];
+        out[i] = sum;
+    }
+}
+""",
+    "elapse": """/* m (order, channels) after an interval with input u: a move for each of its bits, then Taylor */
+static void elapse(float *restrict out, const float *restrict m, const float *restrict u, float interval,
+    const float *restrict moves, const float *restrict rate, float *restrict now, size_t order, size_t channels,
+    size_t bits, size_t near, size_t terms, float unit, float longest)
+{
+    float *term = now + order + 1, *next = term + order + 1;
+    size_t c, i, k;
+    if (!(interval >= 0.0f && interval <= 3.40282347e38f)) {
+        interval = 3e38f * (10.0f + interval * interval);
+        interval -= interval; /* NaN */
+    }
+    for (c = 0; c < channels; c++) {
+        float rest = interval > longest ? longest : interval, bound = longest + unit;
+        for (i = 0; i < order; i++)
+            now[i] = m[i * channels + c];
+        now[order] = u[c];
+        for (k = bits; k-- > 0;) {
+            bound *= 0.5f;
+            if (rest >= bound) {
+                rest -= bound;
+                advance(next, moves + k * order * (order + 1), now, order);
+                for (i = 0; i < order; i++)
+                    now[i] = k < near ? now[i] + next[i] : next[i];
+            }
+        }
+        for (i = 0; i <= order; i++)
+            term[i] = now[i];
+        for (k = 1; k <= terms; k++) {
+            advance(next, rate, term, order);
+            for (i = 0; i < order; i++) {
+                term[i] = next[i] * rest / (float)k;
+                now[i] += term[i];
+            }
+            term[order] = 0.0f;
+        }
+        for (i = 0; i < order; i++)
+            out[i * channels + c] = now[i];
+    }
+}
+""",
     "taps": """static void taps(float *restrict out, const float *restrict x, const float *restrict weight,
     size_t steps, size_t features)
 {
@@ -346,35 +325,36 @@ static void remain(float *restrict out, const float *restrict m, const float *re
                 out[h * width + c] += weights[i * heads + h] * m[(i * heads + h) * width + c];
 }
 """,
-    "count": """static void count(float *out, const float *x, const float *counts, const float *thresholds,
+    "count": """static void count(double *out, const float *x, const double *counts, const float *thresholds,
     size_t rows, size_t features, size_t degrees)
 {
     const size_t size = rows * features, last = degrees * size;
-    const float steps = counts[last];
+    const double steps = counts[last];
     size_t i, k;
     for (i = 0; i < size; i++) {
-        float above = x[i % features] > thresholds[i] ? 1.0f : 0.0f;
+        const float number = x[i % features];
+        double above = number > thresholds[i] ? 1.0 : (number == number ? 0.0 : (double)number); /* NaN stays */
         for (k = 0; k < degrees; k++) {
             out[k * size + i] = counts[k * size + i] + above;
-            above *= steps + 0.5f;
+            above *= steps + 0.5;
         }
     }
-    out[last] = steps + 1.0f;
+    out[last] = steps + 1.0;
 }
 """,
-    "shares": """static void shares(float *out, const float *counts, const float *legendre,
+    "shares": """static void shares(float *out, const double *counts, const float *legendre,
     size_t size, size_t degrees)
 {
-    const float steps = counts[degrees * size];
+    const double steps = counts[degrees * size];
     size_t i, j, k;
     for (i = 0; i < size; i++)
         for (k = 0; k < degrees; k++) {
-            float scale = 1.0f / steps, sum = 0.0f;
+            double scale = 1.0 / steps, sum = 0.0;
             for (j = 0; j <= k; j++) {
-                sum += legendre[k * degrees + j] * counts[j * size + i] * scale;
+                sum += (double)legendre[k * degrees + j] * counts[j * size + i] * scale;
                 scale /= steps;
             }
-            out[k * size + i] = sum;
+            out[k * size + i] = (float)sum;
         }
 }
 """,
@@ -382,15 +362,7 @@ static void remain(float *restrict out, const float *restrict m, const float *re
 {
     size_t i;
     for (i = 0; i < count; i++)
-        out[i] = isnan(x[i]) ? (held ? held[i] : 0.0f) : x[i];
-}
-""",
-    "row8": """static void row8(float *restrict out, const int8_t *restrict row, float all,
-    const float *restrict factor, size_t count)
-{
-    size_t i;
-    for (i = 0; i < count; i++)
-        out[i] = all * (float)row[i] * factor[i];
+        out[i] = x[i] == x[i] ? x[i] : (held ? held[i] : 0.0f); /* where it is NaN */
 }
 """,
     "attend": """static void attend(float *restrict out, const float *restrict query, const float *restrict keys,
@@ -398,7 +370,7 @@ static void remain(float *restrict out, const float *restrict m, const float *re
     const float *restrict sine, float *restrict scores, size_t steps, size_t heads, size_t half)
 {
     const size_t width = 2 * heads * half;
-    const float factor = 1.0f / sqrtf((float)(2 * half));
+    const float factor = 1.0f / square_root((float)(2 * half));
     size_t h, t, j;
     for (h = 0; h < heads; h++) {
         const float *q = query + 2 * h * half;
@@ -418,7 +390,7 @@ static void remain(float *restrict out, const float *restrict m, const float *re
             }
         }
         for (t = 0; t < steps; t++) {
-            scores[t] = seen[t] > 0.0f ? expf(scores[t] - largest) : 0.0f;
+            scores[t] = seen[t] > 0.0f ? exponential(scores[t] - largest) : 0.0f;
             sum += scores[t];
         }
         for (j = 0; j < 2 * half; j++)

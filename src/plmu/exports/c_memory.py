@@ -83,6 +83,8 @@ class Memory:
         out = operation.out
         if isinstance(operation, ops.Attend):
             self.extra[operation] = self._new(operation.present.size, index)
+        if isinstance(operation, ops.Elapse):
+            self.extra[operation] = self._new(2 * operation.rate.shape[1] + operation.rate.shape[0], index)
         if out is self.program.y:
             self.places[out] = Range(Buffer(out.size, "y", index), 0, out.size)
             return

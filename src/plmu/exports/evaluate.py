@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plmu.exports import program as ops
-from plmu.exports.program import Operation, Program, Value, fixed_limit, rounded
+from plmu.exports.program import TERMS, Operation, Program, Value, fixed_limit, rounded
 
 
 class Evaluator:
@@ -108,6 +108,24 @@ def _remember(e: Evaluator, op: ops.Remember, v: dict[Value, Tensor]) -> None:
     out = torch.einsum("gok,bkgw->bogw", matrix, both)
     out = out + matrix.new_tensor(op.near_identity)[:, None] * both[:, :order]
     v[op.out] = out.flatten(1)
+
+
+def _elapse(e: Evaluator, op: ops.Elapse, v: dict[Value, Tensor]) -> None:
+    moves, rate, interval = e.array(op.moves), e.array(op.rate), v[op.interval]
+    m, u = v[op.m].unflatten(1, (len(op.rate), -1)), v[op.u][:, None]
+    rest = torch.where((interval >= 0) & interval.isfinite(), interval, math.nan).clamp(max=op.longest)
+    for bit in reversed(range(len(moves))):
+        bound = op.unit * 2.0**bit
+        moved = moves[bit] @ torch.cat([m, u], 1)
+        moved = m + moved if bit < op.near_identity else moved
+        m = torch.where((rest >= bound)[:, :, None], moved, m)
+        rest = torch.where(rest >= bound, rest - bound, rest)
+    term = rest[:, :, None] * (rate @ torch.cat([m, u], 1))
+    m = m + term
+    for number in range(2, TERMS + 1):
+        term = (rest / number)[:, :, None] * (rate[:, :-1] @ term)
+        m = m + term
+    v[op.out] = m.flatten(1)
 
 
 def _split(e: Evaluator, op: ops.Split, v: dict[Value, Tensor]) -> None:
@@ -206,7 +224,8 @@ def _attend(e: Evaluator, op: ops.Attend, v: dict[Value, Tensor]) -> None:
 
 def _count(e: Evaluator, op: ops.Count, v: dict[Value, Tensor]) -> None:
     counts = v[op.counts]
-    above = (v[op.x][:, None] > e.array(op.thresholds)).flatten(1).to(counts.dtype)
+    x = v[op.x][:, None]
+    above = torch.where(x.isnan(), torch.nan, (x > e.array(op.thresholds)).to(counts.dtype)).flatten(1)
     parts = [above * (counts[:, -1:] + 0.5) ** k for k in range(op.positions + 1)]
     v[op.out] = counts + torch.cat([*parts, torch.ones_like(counts[:, -1:])], 1)
 
@@ -215,7 +234,7 @@ def _shares(e: Evaluator, op: ops.Shares, v: dict[Value, Tensor]) -> None:
     counts, factors = v[op.counts], e.array(op.legendre)
     parts = counts[:, :-1].unflatten(1, (len(factors), -1))
     powers = counts[:, -1:] ** torch.arange(1, len(factors) + 1, device=counts.device)
-    v[op.out] = (factors.to(counts.dtype) @ (parts / powers[:, :, None])).flatten(1)
+    v[op.out] = (factors.to(counts.dtype) @ (parts / powers[:, :, None])).flatten(1).to(e.dtype)
 
 
 def _phase(e: Evaluator, op: ops.Phase, v: dict[Value, Tensor]) -> None:
@@ -262,6 +281,7 @@ _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], No
     ops.Convert: _convert,
     ops.Count: _count,
     ops.Divide: _divide,
+    ops.Elapse: _elapse,
     ops.Fill: _fill,
     ops.Follow: _follow,
     ops.Lookup: _lookup,

@@ -29,6 +29,7 @@ from plmu.folded.base import foldable
 from plmu.modelfiles.atomic import replacing
 
 FORMATS = ("onnx", "torch", "c")
+_NO_WHOLE = "the original LMU and TimedDelayLayer run one step after another"
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,14 @@ def export(
     at the season's phase that `states` in the metadata names; to start at another step of the clock, set that state to
     [step, -1], as `model.state_at(step)` does, in C by `model_start(state, step)`.
 
-    >>> plmu.export(model, "deploy")                # deploy/model_step.onnx
-    >>> plmu.export(model, "deploy", to="c")        # deploy/model.c, model.h, model_check.c, model.json, Makefile
-    >>> plmu.export(model, "deploy", to="torch")    # deploy/model_step.pt2 and model.pt2
+    >>> plmu.export(model, "deploy")                # deploy/model_step.onnx, model.json
+    >>> plmu.export(model, "deploy", to="c")        # deploy/model.c, model.h, model_check.c, Makefile, model.json
+    >>> plmu.export(model, "deploy", to="torch")    # deploy/model_step.pt2, model.pt2, model.json
 
     ONNX: inputs x (batch, features), or token numbers (batch,), and state_0_in, state_1_in, …; outputs y and
     state_0_out, state_1_out, … in the same order and with the same shapes. torch: a program (x, state_0, …) → (y,
-    state_0, …), and the same for whole sequences (batch, time, features). C: `model_init(state)` and
-    `model_step(state, x, y)`.
+    state_0, …), and the same for whole sequences (batch, time, features). C: `model_init(state)`, `model_step(state, x,
+    y)`, and for a classifier `model_softmax(y, probabilities)`.
 
     Args:
         model: any steppable module. AveragedModel, DDP and torch.compile wrappers are removed.
@@ -99,8 +100,8 @@ def export(
             file is smaller and steps are as fast, in C the program takes less flash.
         fixed_point: in C, with int8: also round the inputs of each product, to int16, and sum in int32. It is for
             processors that have no floating-point unit; the memory and activations stay float32.
-        metadata: entries to add to the files, such as {"classes": ["no", "yes"], "units": "mV", "dt": 0.01}; values
-            that are not text are written as JSON.
+        metadata: entries to add to the files, such as {"classes": ["no", "yes"], "units": "mV", "dt": 0.01}: text or
+            JSON. C has the names in "classes", "columns" and "forecast_columns" (of "horizon" steps) as arrays.
         samples: inputs (time, features), or token numbers (time,), on which the quantisation error is measured;
             random numbers if not given.
         measure: also measure the time of a step.
@@ -138,7 +139,10 @@ def export(
         output = _torch(inner, program, name, described, whole, measure)
     else:
         output = _c(program, name, described, int8, fixed_point, measure)
+    output.contents[f"{name}.json"] = (json.dumps(described, indent=1) + "\n").encode()
     output.notes += _season_notes(program, name, to)
+    if int8 and not program.roundable:
+        output.notes.append("int8: nothing was rounded, since all weights of this model are of memories")
     if measure:
         from plmu.exports.measure import stream_time
 
@@ -192,8 +196,8 @@ def program_of(model: Any, int8: bool = False) -> Program:
     return program
 
 
-def _metadata(program: Program, extra: Mapping[str, Any] | None, to: str, int8: bool, fixed: bool) -> dict[str, str]:
-    """The metadata of every format, as text or JSON: plmu's version, inputs, outputs, states, and `extra`."""
+def _metadata(program: Program, extra: Mapping[str, Any] | None, to: str, int8: bool, fixed: bool) -> dict[str, Any]:
+    """The metadata of every format: plmu's version, inputs, outputs, states, and `extra`."""
     states: list[dict[str, Any]] = [
         {
             "name": f"state_{i}",
@@ -213,18 +217,18 @@ def _metadata(program: Program, extra: Mapping[str, Any] | None, to: str, int8: 
         "input": {"tokens": program.tokens},
         "outputs": program.y.size,
         "states": states,
-        "weights": "int8, fixed-point sums" if fixed else "int8" if int8 else "float32",
+        "weights": "float32" if not (int8 and program.roundable) else "int8, fixed-point sums" if fixed else "int8",
     }
     if program.tokens is None:
         described["input"] = {"features": program.x.size, "type": str(program.x.dtype).removeprefix("torch.")}
     reserved = set(described) & set(extra or {})
     if reserved:
         raise ValueError(f"metadata must not have {', '.join(sorted(reserved))}: plmu writes it")
+    described |= {str(key): value for key, value in (extra or {}).items()}
     try:
-        return {
-            str(key): value if isinstance(value, str) else json.dumps(value, allow_nan=False)
-            for key, value in {**described, **(extra or {})}.items()
-        }
+        text = json.dumps(described, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return dict(json.loads(text))
     except (TypeError, ValueError) as error:
         raise ValueError(f"metadata must be text or JSON: {error}") from None
 
@@ -240,7 +244,7 @@ def _season_notes(program: Program, name: str, to: str) -> list[str]:
 
 
 def _onnx(
-    model: Any, program: Program, name: str, metadata: dict[str, str], whole: bool, int8: bool, measure: bool
+    model: Any, program: Program, name: str, metadata: dict[str, Any], whole: bool, int8: bool, measure: bool
 ) -> _Output:
     try:
         from plmu.exports.onnx_model import step_model, whole_model
@@ -260,17 +264,17 @@ def _onnx(
     return output
 
 
-def _torch(model: Any, program: Program, name: str, metadata: dict[str, str], whole: bool, measure: bool) -> _Output:
+def _torch(model: Any, program: Program, name: str, metadata: dict[str, Any], whole: bool, measure: bool) -> _Output:
     from plmu.exports.torch_program import runs_whole, torch_program
 
     step = torch_program(model, program, metadata, whole=False)
     output = _Output({f"{name}_step.pt2": step})
-    if runs_whole(model):
+    if runs_whole(model, program):
         output.contents[f"{name}.pt2"] = torch_program(model, program, metadata, whole=True)
     elif whole:
-        raise ValueError("whole cannot be had for torch: the original LMU runs one step after another")
+        raise ValueError(f"whole cannot be had for torch: {_NO_WHOLE}")
     else:
-        output.notes.append("the original LMU runs one step after another: there is no program for whole sequences")
+        output.notes.append(f"{_NO_WHOLE}: there is no program for whole sequences")
     if measure:
         from plmu.exports.measure import torch_time
 
@@ -278,10 +282,9 @@ def _torch(model: Any, program: Program, name: str, metadata: dict[str, str], wh
     return output
 
 
-def _c(program: Program, name: str, metadata: dict[str, str], int8: bool, fixed: bool, measure: bool) -> _Output:
+def _c(program: Program, name: str, metadata: dict[str, Any], int8: bool, fixed: bool, measure: bool) -> _Output:
     files, code = c_files(program, name, metadata, int8, fixed)
     contents = {file: text.encode() for file, text in files.items()}
-    contents[f"{name}.json"] = (json.dumps(metadata, indent=1) + "\n").encode()
     memory = code.memory
     work_bytes = 4 * memory.work_size + 8 * memory.wide_work_size + 2 * code.fixed_inputs
     output = _Output(contents, work_bytes=work_bytes)

@@ -15,6 +15,7 @@ from plmu.exports.builder import Builder, Lowering, NotExportable, cast, name_of
 from plmu.exports.forecast import lower_covariates, lower_forecast
 from plmu.exports.pooled import lower_pooled
 from plmu.exports.program import Program, Season, Value, Weight
+from plmu.exports.timed import lower_timed
 from plmu.folded import Folded
 from plmu.folded.attention import rotation
 from plmu.folded.functions import ACTIVATIONS, MODULES
@@ -35,9 +36,9 @@ def lowered(model: Folded, features: int | None, tokens: int | None, int8: bool 
     """
     dtype = model.sample_dtype or torch.float32
     start = model.initial_state(1, dtype, torch.device("cpu"))
-    wide = dtype == torch.float64  # counts of other models are float32 in a program
-    state = map_state(start, lambda leaf: Value(leaf[0].numel(), tuple(leaf.shape[1:]), wide))
-    x = Value(1 if features is None else features, wide=wide)
+    wide = (torch.float64, torch.int64)
+    state = map_state(start, lambda leaf: Value(leaf[0].numel(), tuple(leaf.shape[1:]), leaf.dtype in wide))
+    x = Value(1 if features is None else features, wide=dtype == torch.float64)
     builder = Builder(_KINDS, int8)
     y, after = builder.lower(model, x, state)
     states = tuple(_flat(state))
@@ -239,7 +240,7 @@ def _identity(b: Builder, part: folded.Identity, x: Value, state: Any) -> tuple[
 
 def _shares(b: Builder, part: folded.RunningShares, x: Value, state: Any) -> tuple[Value, Any]:
     b.kinds[state] = "counts"
-    after = b.add(ops.Count, state.size, x, state, cast(part.thresholds), part.positions)
+    after = b.add_like(state, ops.Count, state.size, x, state, cast(part.thresholds), part.positions)
     return b.add(ops.Shares, state.size - 1, after, cast(torch.tensor(legendre(part.positions)))), after
 
 
@@ -285,6 +286,7 @@ _KINDS: dict[type[Folded], Lowering] = {
     folded.SelectiveMemory: _selective,
     folded.Sum: _sum,
     folded.Taps: _taps,
+    folded.TimedDelay: lower_timed,
     folded.Unit: _unit,
     folded.WeightedSum: _weighted_sum,
     folded.WindowAttention: _attention,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ OPSET, IR_VERSION = 20, 10  # supported by ONNX Runtime since 1.19
 LARGEST = 2**31 - 2**20  # bytes: protobuf allows less than 2 GiB
 
 
-def step_model(program: Program, metadata: Mapping[str, str], int8: bool = False) -> bytes:
+def step_model(program: Program, metadata: Mapping[str, Any], int8: bool = False) -> bytes:
     """The ONNX file of one step: inputs x (batch, features), or token numbers (batch,), and state_0_in, …; outputs y
     and state_0_out, …"""
     graph = Graph(program, int8)
@@ -25,7 +26,7 @@ def step_model(program: Program, metadata: Mapping[str, str], int8: bool = False
     return _model("step", graph, nodes, ["batch"], program, metadata)
 
 
-def whole_model(program: Program, metadata: Mapping[str, str], sequences: bool, int8: bool = False) -> bytes:
+def whole_model(program: Program, metadata: Mapping[str, Any], sequences: bool, int8: bool = False) -> bytes:
     """The ONNX file of a whole sequence: inputs x (batch, time, features), or token numbers (batch, time), and
     state_0_in, …; outputs y and state_0_out, …, with `sequences` y of every step, else of the last."""
     graph = Graph(program, int8)
@@ -62,7 +63,7 @@ def _model(
     nodes: list[Any],
     axes: list[str],
     program: Program,
-    metadata: Mapping[str, str],
+    metadata: Mapping[str, Any],
     sequences: bool = True,
 ) -> bytes:
     """A checked ONNX file of these nodes; `axes` are the names of x's axes before the features."""
@@ -78,7 +79,7 @@ def _model(
         graph_proto, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="plmu"
     )
     for key, value in metadata.items():
-        model.metadata_props.add(key=key, value=value)
+        model.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
     size = model.ByteSize()
     if size > LARGEST:
         raise ValueError(f"the model takes {size:,} bytes, and an ONNX file holds {LARGEST:,}: export it as torch or c")

@@ -14,7 +14,7 @@ from torch import Tensor
 from plmu.exports import program as ops
 from plmu.exports.onnx_functions import FUNCTIONS
 from plmu.exports.onnx_graph import Graph, type_of
-from plmu.exports.program import Operation, Value, rounded
+from plmu.exports.program import TERMS, Operation, Value, rounded
 
 
 def emit_step(graph: Graph, x: str, states: list[str]) -> tuple[str, list[str]]:
@@ -64,6 +64,28 @@ def _remember(g: Graph, op: ops.Remember) -> None:
         added = op.matrix.new_tensor(op.near_identity).repeat_interleave(op.channels // groups)
         after = g.node("Add", after, g.node("Mul", m, g.constant(added)))
     g.put(op.out, after, shape)
+
+
+def _elapse(g: Graph, op: ops.Elapse) -> None:
+    shape = (len(op.rate), op.u.size)
+    m, u, interval = g.get(op.m, shape), g.get(op.u, (1, op.u.size)), g.get(op.interval, (1, 1))
+    is_one = g.node("And", g.node("GreaterOrEqual", interval, g.number(0.0)), g.node("Not", g.node("IsInf", interval)))
+    rest = g.node("Where", is_one, interval, g.number(math.nan))
+    rest = g.node("Where", g.node("Greater", rest, g.number(op.longest)), g.number(op.longest), rest)
+    for bit in reversed(range(len(op.moves))):
+        bound = g.number(op.unit * 2.0**bit)
+        reached = g.node("GreaterOrEqual", rest, bound)
+        moved = g.node("MatMul", g.constant(op.moves[bit]), g.node("Concat", m, u, axis=1))
+        moved = g.node("Add", m, moved) if bit < op.near_identity else moved
+        m = g.node("Where", reached, moved, m)
+        rest = g.node("Where", reached, g.node("Sub", rest, bound), rest)
+    term = g.node("Mul", rest, g.node("MatMul", g.constant(op.rate), g.node("Concat", m, u, axis=1)))
+    m, rate = g.node("Add", m, term), g.constant(op.rate[:, :-1])
+    for number in range(2, TERMS + 1):
+        part = g.node("Div", rest, g.number(float(number)))
+        term = g.node("Mul", part, g.node("MatMul", rate, term))
+        m = g.node("Add", m, term)
+    g.put(op.out, m, shape)
 
 
 def _split(g: Graph, op: ops.Split) -> None:
@@ -196,17 +218,18 @@ def _rotated(g: Graph, x: str, cos: Tensor, sin: Tensor) -> str:
 
 
 def _count(g: Graph, op: ops.Count) -> None:
-    size = op.thresholds.numel()
+    size, kind = op.thresholds.numel(), type_of(op.counts)
     x = g.get(op.x, (1, op.x.size))
-    above = g.node("Cast", g.node("Greater", x, g.constant(op.thresholds)), to=TensorProto.FLOAT)
+    above = g.node("Cast", g.node("Greater", x, g.constant(op.thresholds)), to=kind)
+    above = g.node("Where", g.node("IsNaN", x), g.node("Cast", x, to=kind), above)  # NaN stays in the counts
     above = g.reshape(above, size)
     counts = g.get(op.counts)
     before, steps = g.nodes_of("Split", (counts, g.integers(op.counts.size - 1, 1)), 2, axis=1)
-    parts, number = [above], g.node("Add", steps, g.number(0.5))
+    parts, number = [above], g.node("Add", steps, g.number(0.5, op.counts.wide))
     for _ in range(op.positions):
         parts.append(g.node("Mul", parts[-1], number))
     above = g.node("Concat", *parts, axis=1)
-    after = g.node("Add", before, above), g.node("Add", steps, g.number(1.0))
+    after = g.node("Add", before, above), g.node("Add", steps, g.number(1.0, op.counts.wide))
     g.put(op.out, g.node("Concat", *after, axis=1))
 
 
@@ -220,9 +243,10 @@ def _shares(g: Graph, op: ops.Shares) -> None:
             part = g.node("Div", part, steps)
         means.append(part)
     for row in op.legendre.tolist():
-        terms = [g.node("Mul", mean, g.number(factor)) for mean, factor in zip(means, row, strict=True) if factor]
+        factors = [(mean, g.number(factor, op.counts.wide)) for mean, factor in zip(means, row, strict=True) if factor]
+        terms = [g.node("Mul", *pair) for pair in factors]
         out.append(reduce(lambda sum_, term: g.node("Add", sum_, term), terms))
-    g.put(op.out, g.node("Concat", *out, axis=1))
+    g.put(op.out, g.node("Cast", g.node("Concat", *out, axis=1), to=type_of(op.out)))
 
 
 def _number(g: Graph, op: ops.Phase | ops.Follow) -> tuple[str, str]:
@@ -288,6 +312,7 @@ _EMITTERS: dict[type[Operation], Callable[[Graph, Any], None]] = {
     ops.Convert: _convert,
     ops.Count: _count,
     ops.Divide: _divide,
+    ops.Elapse: _elapse,
     ops.Fill: _fill,
     ops.Follow: _follow,
     ops.Lookup: _lookup,

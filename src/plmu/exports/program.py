@@ -94,6 +94,35 @@ class Remember(Operation):
         return self.matrix[0].numel() * self.channels
 
 
+TERMS = 6  # of the Taylor series of `Elapse`
+
+
+@dataclass(frozen=True, eq=False)
+class Elapse(Operation):
+    """m after an interval Δ with input u: the top of e^{[[A, B], [0, 0]] Δ} [m ; u]. m is (order, channels).
+
+    Δ is a sum of unit · 2ᵏ, each with a move of its own, and of a rest with `TERMS` terms of a Taylor series. Longer
+    intervals are cut to the sum of all moves, after which nothing is left of m. All is NaN for what is no interval: a
+    negative number, infinity or NaN.
+    """
+
+    interval: Value
+    m: Value
+    u: Value
+    moves: Tensor  # (bits, order, order + 1)
+    rate: Tensor  # [A | B], (order, order + 1)
+    unit: float  # a power of two
+    near_identity: int  # so many of the first moves hold e^{A Δ} − I, and m is added
+
+    def multiply_adds(self) -> int:
+        return (len(self.moves) + TERMS) * self.rate.numel() * self.u.size
+
+    @property
+    def longest(self) -> float:
+        """The sum of all moves."""
+        return self.unit * (2.0 ** len(self.moves) - 1)
+
+
 @dataclass(frozen=True, eq=False)
 class Split(Operation):
     """A vector cut into consecutive pieces; `out` is the first piece."""
@@ -272,7 +301,8 @@ class Attend(Operation):
 @dataclass(frozen=True, eq=False)
 class Count(Operation):
     """Counts after a step t, from the `counts` before it: how often x was above each threshold, for each degree k up to
-    `positions` the sum of those steps' (t + ½)ᵏ, and last the number of steps."""
+    `positions` the sum of those steps' (t + ½)ᵏ, and last the number of steps. After NaN in x they are NaN. Counts are
+    wide: sums of (t + ½)⁸ overflow float32 after 24,000 steps."""
 
     x: Value
     counts: Value
@@ -407,6 +437,15 @@ class Program:
             numbers, rows, columns = rounded(weight)
             total += float((rows[:, None] * numbers * columns - weight).square().sum() / _or_one(weight.square().sum()))
         return float(total**0.5)
+
+    @property
+    def usual_interval(self) -> float | None:
+        """A power of two to which intervals of a check go, where the first number of x is one."""
+        starts = {operation.pieces[0] for operation in self.operations if isinstance(operation, Split)
+                  and operation.x is self.x}  # fmt: skip
+        units = [operation.unit * 2.0 ** (len(operation.moves) - 4) for operation in self.operations
+                 if isinstance(operation, Elapse) and operation.interval in starts]  # fmt: skip
+        return units[0] if units else None
 
     @property
     def constants(self) -> list[Tensor]:

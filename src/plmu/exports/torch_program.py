@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from plmu.exports.program import Program
+from plmu.exports.evaluate import Evaluator
+from plmu.exports.program import Elapse, Program
 from plmu.folded.states import leaves, map_state
 
 METADATA = "metadata.json"  # among the program's extra files
+# A trained system is a function of its parameters, which a step would compute again; few runtimes have it.
+_EXPONENTIAL = torch.ops.aten.linalg_matrix_exp.default
 
 
-def torch_program(model: Any, program: Program, metadata: Mapping[str, str], whole: bool) -> bytes:
+def torch_program(model: Any, program: Program, metadata: Mapping[str, Any], whole: bool) -> bytes:
     """The .pt2 file of a program (x, state_0, …) → (y, state_0, …) with operations of torch only.
 
     Args:
@@ -29,7 +32,7 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, str], who
     """
     dtype = program.x.dtype
     start = model.initial_state(2, dtype, torch.device("cpu"))
-    states = [leaf.to(_in_file(leaf, program)) for leaf in leaves(start)]
+    states = list(leaves(start))
     shape = (2, 20) if whole else (2,)
     tokens = program.tokens
     x = torch.zeros(*shape, program.x.size, dtype=dtype) if tokens is None else torch.zeros(shape, dtype=torch.int64)
@@ -38,38 +41,51 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, str], who
     shapes += [tuple({0: batch} for _ in states)] if states else []
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of torch, about its own code
-        exported = torch.export.export(
-            _Flat(model, start, [state.dtype for state in states], whole),
-            (x, *states),
-            dynamic_shapes=tuple(shapes),
-            strict=False,
-        )
+        module: nn.Module = _Steps(program, states) if _times(program) else _Flat(model, start, whole)
+        exported = torch.export.export(module, (x, *states), dynamic_shapes=tuple(shapes), strict=False)
+        if not whole and any(node.target is _EXPONENTIAL for node in exported.graph.nodes):
+            module = _Steps(program, states)
+            exported = torch.export.export(module, (x, *states), dynamic_shapes=tuple(shapes), strict=False)
         data = io.BytesIO()
         torch.export.save(exported, data, extra_files={METADATA: json.dumps(dict(metadata))})
     return data.getvalue()
 
 
-def runs_whole(model: nn.Module) -> bool:
-    """Whether a program for sequences of any length can be made: not if a layer runs one step after another."""
-    return all(getattr(module, "parallel", True) for module in model.modules())
+def runs_whole(model: nn.Module, program: Program) -> bool:
+    """Whether a program for sequences of any length can be made: not if a layer runs one step after another, or divides
+    a sequence by its length."""
+    return all(getattr(module, "parallel", True) for module in model.modules()) and not _times(program)
 
 
-def _in_file(leaf: Tensor, program: Program) -> torch.dtype:
-    """The type of a part of the state in the file: the model's own for samples in float64; else float32, also where it
-    is float64 in the model, as counts are."""
-    return leaf.dtype if program.x.wide or not leaf.is_floating_point() else torch.float32
+def _times(program: Program) -> bool:
+    """Whether a model takes intervals, whose exponentials not every runtime of torch programs has."""
+    return any(isinstance(operation, Elapse) for operation in program.operations)
+
+
+class _Steps(nn.Module):
+    """A step by the lowered program; `like` are states of the same shapes."""
+
+    def __init__(self, program: Program, like: list[Tensor]) -> None:
+        super().__init__()
+        self.program, self.shapes = program, [value.shape[1:] for value in like]
+
+    def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        evaluator = Evaluator(self.program)
+        evaluator.states = [state.flatten(1) for state in states]
+        y = evaluator.step(x)
+        after = zip(evaluator.states, self.shapes, strict=True)
+        return (y, *(state.unflatten(1, shape) if len(shape) > 1 else state for state, shape in after))
 
 
 class _Flat(nn.Module):
-    """A model that takes and returns its state as separate tensors of these types; `like` is a state of the same
-    form."""
+    """A model that takes and returns its state as separate tensors; `like` is a state of the same form."""
 
-    def __init__(self, model: Any, like: Any, dtypes: list[torch.dtype], whole: bool) -> None:
+    def __init__(self, model: Any, like: Any, whole: bool) -> None:
         super().__init__()
-        self.model, self.like, self.dtypes, self.whole = model, like, dtypes, whole
+        self.model, self.like, self.whole = model, like, whole
 
     def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         values = iter(states)
-        state = map_state(self.like, lambda leaf: next(values).to(leaf.dtype))
+        state = map_state(self.like, lambda _: next(values))
         y, after = self.model(x, state) if self.whole else self.model.step(x, state)
-        return (y, *(leaf.to(dtype) for leaf, dtype in zip(leaves(after), self.dtypes, strict=True)))
+        return (y, *leaves(after))

@@ -16,6 +16,7 @@ from plmu.folded.memory import CoupledMemory, Delay, LinearMemory, ParallelMemor
 from plmu.folded.pooled import PooledForecast
 from plmu.folded.shares import RunningShares
 from plmu.folded.stacks import After, Chain, Filled, Product, Stepped, Sum, WeightedSum
+from plmu.folded.timed import TimedDelay
 
 __all__ = [
     "Affine",
@@ -45,6 +46,7 @@ __all__ = [
     "Stepped",
     "Sum",
     "Taps",
+    "TimedDelay",
     "Unit",
     "WeightedSum",
     "WindowAttention",

@@ -50,10 +50,8 @@ def season_in(pattern: Tensor, phase: Tensor, taps: Tensor, horizon: int) -> Sea
     phases = torch.arange(season, device=phase.device)
     tabulated = not is_open(phase.numel()) and phase.numel() > season  # each phase is computed once
     chosen = phases if tabulated else phase
-    reach = lookback + horizon
-    repeated = pattern.mT.repeat(1, 2 + reach // season)
-    views = repeated[:, : season + reach - 1].unfold(1, reach, 1)  # (channels, season, reach), by first phase
-    rows = views[:, (chosen + 1 - lookback) % season].movedim(0, -2)
+    steps = torch.arange(1 - lookback, 1 + horizon, device=phase.device)
+    rows = pattern.mT[:, (chosen[..., None] + steps) % season].movedim(0, -2)  # (..., channels, lookback + horizon)
     rows = rows - rows[..., lookback - 1 : lookback]
     past, ahead = rows[..., :lookback], rows[..., lookback:]
     centred = past - past.mean(-1, keepdim=True)

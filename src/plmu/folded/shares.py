@@ -68,7 +68,7 @@ def shares_of(counts: Tensor, positions: int) -> Tensor:
     parts = counts[..., :-1].chunk(1 + positions, dim=-1)
     means = [part / steps ** (k + 1) for k, part in enumerate(parts)]  # of ((t + ½) / T)ᵏ
     zero = torch.zeros_like(means[0])
-    rows = legendre(positions)
+    rows = legendre(positions)  # of each degree, the factors of these means; degree 0 is the shares
     out = [sum((factor * mean for factor, mean in zip(row, means, strict=True) if factor), zero) for row in rows]
     return torch.cat(out, dim=-1)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialized
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -149,9 +149,10 @@ def write(
     metadata = {"plmu": json.dumps({"format": FORMAT, **description})}
     with replacing(_checked_path(path), mode) as temporary:
         try:
-            save_file(_separate(tensors), temporary, metadata)
-        except SafetensorError as error:
-            raise OSError(f"cannot write {path}: {error}") from error
+            # save_file of safetensors would write to a temporary file of its own, which a kill leaves behind.
+            temporary.write_bytes(serialized(_separate(tensors), metadata))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         except KeyError as error:  # raised by safetensors for a type that it does not know
             name = next((name for name, value in tensors.items() if value.dtype == error.args[0]), "a tensor")
             raise ValueError(f"{name} cannot be saved: safetensors has no {error}") from None

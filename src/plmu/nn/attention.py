@@ -183,7 +183,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = N
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if visible is not None:
         scores = scores.masked_fill(~visible, -math.inf)
-    return scores.softmax(dim=-1) @ value
+    out: Tensor = scores.softmax(dim=-1) @ value
+    return out
 
 
 def _windows(x: Tensor, blocks: int, step: int) -> Tensor:

@@ -180,7 +180,7 @@ class _Mix(nn.Module):
         if len(set(sizes)) > 1:
             raise ValueError(f"WeightedStack sums the outputs of its modules, which have {sizes} features: they must"
                              " be equal")  # fmt: skip
-        shares = self.shares().to(outputs[-1].dtype)
+        shares = self.shares().to(outputs[-1].dtype).unbind()
         total = shares[0] * outputs[0]
         for share, output in zip(shares[1:], outputs[1:], strict=True):
             total = total + share * output

@@ -38,10 +38,10 @@ class LMUCell(nn.Module):
         h_t = f(W_x x_t + W_h h_{t-1} + W_m m_t)            (17)
 
     `hidden_to_memory`, `memory_to_memory`, `input_to_hidden` and `hidden_to_hidden` switch E_h, E_m, W_x and W_h;
-    `bias` adds a bias to equation 17, `encoder_bias` one to equation 15. `init` sets how weights start: "general" as the
-    original's code does (encoders LeCun-uniform but E_m = 0, W Glorot-normal), or "memory" as it does on psMNIST, where h
-    begins as a function of the memory alone (W_m Glorot-normal, E_h = E_m = W_x = W_h = 0). A single input enters
-    unscaled.
+    `bias` adds a bias to equation 17, `encoder_bias` one to equation 15. `init` sets how weights start: "general" as
+    the original's code does (encoders LeCun-uniform but E_m = 0, W Glorot-normal), or "memory" as it does on psMNIST,
+    where h begins as a function of the memory alone (W_m Glorot-normal, E_h = E_m = W_x = W_h = 0). A single input
+    enters unscaled.
 
     The state is (h: (batch, hidden), m: (batch, order, memory_size)), float32 or wider. `device` and `dtype` are
     those of the parameters, as in `torch.nn`.

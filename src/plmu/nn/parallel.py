@@ -184,7 +184,7 @@ class ParallelLMU(Filling):
             if result is not None:
                 return result
         fresh = state is None and resets is None
-        after = fresh and encoder_after.applies(self, x.shape[1], x.dtype, x.device)
+        after = fresh and encoder_after.applies(self, x.shape[0], x.shape[1], x.dtype, x.device)
         u, x = (x, x) if after else self._encoded(x)
         if not self.returns_sequences:
             last = self.memory.final_state(u, state, lengths, resets)
@@ -264,7 +264,7 @@ class ParallelLMU(Filling):
         device = self.memory_weight.device if device is None else torch.device(device)
         sizes: dict[str, Any] = {"batch": batch, "time": time, "dtype": dtype, "device": device}
         sizes |= {"lengths": lengths, "resets": resets}
-        after = not resets and not state and encoder_after.applies(self, time, dtype, device)
+        after = not resets and not state and encoder_after.applies(self, batch, time, dtype, device)
         if after:
             sizes["width"] = self.input_size
         if not self.returns_sequences:

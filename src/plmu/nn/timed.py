@@ -9,9 +9,10 @@ from torch import Tensor
 
 from plmu.core.modes import among_fakes, values_unknown
 from plmu.core.systems import DelayNetwork
-from plmu.folded import wide_dtype
+from plmu.folded import Folded, TimedDelay, wide_dtype
+from plmu.folded.base import copied
 from plmu.nn.savable import savable
-from plmu.nn.steppable import Steppable, check_features, positive
+from plmu.nn.steppable import Steppable, changed, check_features, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 from plmu.ops.matrices import infinity_as_nan
 from plmu.ops.nonfinite import isolated_values
@@ -88,6 +89,7 @@ class TimedDelayLayer(Steppable):
             resets = keep_valid(resets, lengths).bool()
         keep, change, take = self._transitions(x[:, :, 0])
         u, start, spoilt = isolated_values(x[:, :, None, 1:], before, lengths, resets)
+        assert start is not None  # as `before` is not
         if resets is not None:
             keep, change = (part.masked_fill(resets[:, :, None, None], 0.0) for part in (keep, change))
         inputs = take[..., None] * u  # (batch, time, order, channels)
@@ -116,6 +118,11 @@ class TimedDelayLayer(Steppable):
         keep, change, take = self._transitions(wide[:, 0])
         m = _moved(keep, change, before) + take[..., None] * infinity_as_nan(wide[:, None, 1:])
         return m.flatten(1).to(result_dtype(x), copy=True), m
+
+    def fold(self) -> Folded:
+        if changed(self, "fold"):
+            return super().fold()
+        return TimedDelay(copied(self), self._matrix[:-1].clone(), self.channels)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.zeros(batch, self.order, self.channels, dtype=wide_dtype(dtype), device=device)
@@ -151,8 +158,12 @@ class TimedDelayLayer(Steppable):
         matrix = among_fakes(self._matrix)
         matrix = matrix.to(lags.device) if lags.device.type != "mps" else matrix
         parts = lags.to(matrix.device, torch.float64)[:, None, None].split(_AT_ONCE)
-        powers = torch.cat([torch.linalg.matrix_exp(part * matrix) for part in parts])
-        powers, take = powers[..., :-1, :-1], powers[..., :-1, -1]
+        # A last row and column with a −1 of their own keep the norm at 1 or above, as in `DelayNetwork.discretize`.
+        matrix = torch.nn.functional.pad(matrix, (0, 1, 0, 1))
+        corner = torch.zeros_like(matrix)
+        corner[-1, -1] = -1
+        powers = torch.cat([torch.linalg.matrix_exp(part * matrix + corner) for part in parts])
+        powers, take = powers[:, : self.order, : self.order], powers[:, : self.order, self.order]
         changes = powers - torch.eye(self.order, dtype=powers.dtype, device=powers.device)
         near = torch.linalg.matrix_norm(changes) < torch.linalg.matrix_norm(powers)
         changes = torch.where(near[:, None, None], changes, powers)
@@ -186,13 +197,13 @@ def _scan(keep: Tensor, changes: Tensor, inputs: Tensor) -> Tensor:
     inputs = torch.nn.functional.pad(inputs, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, order, channels)
     changes = torch.nn.functional.pad(changes, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, order, order)
     keep = torch.nn.functional.pad(keep, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, 1, 1)
-    local, kept, changed = [inputs[:, :, 0]], [keep[:, :, 0]], [changes[:, :, 0]]  # from the beginning of each block
+    local, factors, changed = [inputs[:, :, 0]], [keep[:, :, 0]], [changes[:, :, 0]]  # from the beginning of each block
     for t in range(1, _BLOCK):
         keep_t, change_t = keep[:, :, t], changes[:, :, t]
         local.append(inputs[:, :, t] + _moved(keep_t, change_t, local[-1]))
-        changed.append(_moved(keep_t, change_t, changed[-1]) + change_t * kept[-1])
-        kept.append(keep_t * kept[-1])
-    ends = _scan(kept[-1], changed[-1], local[-1])  # the state at the end of each block
+        changed.append(_moved(keep_t, change_t, changed[-1]) + change_t * factors[-1])
+        factors.append(keep_t * factors[-1])
+    ends = _scan(factors[-1], changed[-1], local[-1])  # the state at the end of each block
     before = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1]], dim=1)[:, :, None]
-    whole = torch.stack(local, dim=2) + _moved(torch.stack(kept, dim=2), torch.stack(changed, dim=2), before)
+    whole = torch.stack(local, dim=2) + _moved(torch.stack(factors, dim=2), torch.stack(changed, dim=2), before)
     return whole.reshape(batch, blocks * _BLOCK, order, channels)[:, :time]

@@ -85,14 +85,14 @@ class Algorithm(ABC):
         inputs = () if case.constant else ("u",)
         return (*inputs, "m", "weight") if case.kind == "project" else inputs
 
-    def estimate(self, case: Case, *, flops: float, moved: float, launches: int) -> float:
-        """Seconds for m with `flops`, `moved` elements of float32 and `launches`. For "project" the product of a stored
-        m and the weight is added."""
+    def estimate(self, case: Case, *, flops: float, moved: float, launches: int, constants: float = 0) -> float:
+        """Seconds for m with `flops`, `moved` elements of float32, `constants` elements of matrices that are read, and
+        `launches`. For "project" the product of a stored m and the weight is added."""
         if case.kind == "project":
             flops += PROJECT_FLOPS * case.states * case.out
             moved += case.states + 2 * case.batch * case.time * case.out
             launches += PROJECT_LAUNCHES
-        return case.rates.seconds(flops=flops, moved=FLOAT * moved, launches=launches)
+        return case.rates.seconds(flops=flops, moved=FLOAT * moved, constants=FLOAT * constants, launches=launches)
 
 
 def projected(problem: Problem, m: Tensor, weight: Tensor) -> Tensor:

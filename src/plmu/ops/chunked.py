@@ -51,6 +51,8 @@ class Chunked(Algorithm):
     RESET_TRAFFIC = 22  # the same in `project` with resets on a GPU
     OUTPUT_TRAFFIC = 2  # passes over o
     FOLDED_TRAFFIC = 4  # passes over the folded matrix
+    STATES_MATRIX_TRAFFIC = 1 / 2  # passes over the block matrix in `states`; in `project` one for each tile
+    FOLDED_MATRIX_TRAFFIC = 2  # the same where the weight is multiplied into it
     LAUNCHES = 15
     CARRY_LAUNCHES = (40, 6)  # in place of them where states are carried; and for each round
     CARRY_LAUNCHES_ON_GPU = (20, 4)
@@ -160,19 +162,29 @@ class Chunked(Algorithm):
         matrix = _matrix(case, chunk)
         if case.kind == "states":
             flops = self.STATES_FLOPS * states * columns * slower
-            moved += self.STATES_TRAFFIC * states + matrix // 2
+            moved += self.STATES_TRAFFIC * states
+            constants = self.STATES_MATRIX_TRAFFIC * matrix
         elif fold:
             wide, folded = blocks * chunk * case.out, chunk * case.out * columns * case.channels
             flops = self.FLOPS * wide * columns * case.channels * slower + self.FLOPS * folded * case.order
             moved += self.OUTPUT_TRAFFIC * wide + self.FOLDED_TRAFFIC * folded
+            constants = self.FOLDED_MATRIX_TRAFFIC * matrix
             launches += self.FOLD_LAUNCHES
         else:
             passes = -(-blocks // self._tile(case, chunk, resets=False))
             flops = self.FLOPS * states * columns * slower + self.FLOPS * states * case.out
             traffic = self.RESET_TRAFFIC if case.resets and rates.gpu else self.STATES_TRAFFIC
-            moved += traffic * states + self.OUTPUT_TRAFFIC * blocks * chunk * case.out + passes * matrix
+            moved += traffic * states + self.OUTPUT_TRAFFIC * blocks * chunk * case.out
+            constants = passes * matrix
             launches += self.PROJECT_LAUNCHES * passes + self.PROJECT_LAUNCHES
-        return rates.seconds(flops=flops, moved=FLOAT * moved, launches=launches, half=case.half, in_float32=passing)
+        return rates.seconds(
+            flops=flops,
+            moved=FLOAT * moved,
+            constants=FLOAT * constants,
+            launches=launches,
+            half=case.half,
+            in_float32=passing,
+        )
 
 
 ALGORITHM = Chunked()

@@ -13,10 +13,12 @@ import operator
 import torch
 from torch import Tensor
 
+from plmu.core.modes import is_open
 from plmu.core.systems import LinearSystem, is_stable
 
 LONGEST = 24  # powers of two, up to which the length of a memory is measured
 FEW_CHANNELS = 16  # up to here one product over all sequences and channels beats one for each sequence
+LARGE = 1 << 14  # elements of a matrix from which a CPU multiplies rows faster than columns, also of a single sequence
 
 
 def apply(matrix: Tensor, x: Tensor) -> Tensor:
@@ -26,6 +28,11 @@ def apply(matrix: Tensor, x: Tensor) -> Tensor:
     if channels == 1:
         return (x.squeeze(-1) @ matrix.mT).unsqueeze(-1)
     count = math.prod(leading)
+    alone = x.device.type == "cpu" and not is_open(count) and count == 1
+    if alone and channels <= FEW_CHANNELS // 2 and rows * columns >= LARGE:
+        # A view of the transpose would be multiplied several times as slowly, and so would its gradient.
+        products = torch.stack(x.reshape(columns, channels).unbind(1)) @ matrix.mT
+        return torch.stack(products.unbind(0), dim=1).reshape(*leading, rows, channels)
     if channels <= FEW_CHANNELS:
         flat = x.mT.reshape(count * channels, columns) @ matrix.mT
         return flat.reshape(*leading, channels, rows).mT.contiguous()
@@ -98,11 +105,6 @@ def response_spectrum(system: LinearSystem, length: int, points: int) -> Tensor:
 def unit_states(system: LinearSystem, length: int) -> Tensor:
     """The states of a single input that is 1 from the first step on: (length, order)."""
     return response(system, length).squeeze(2).cumsum(1).mT.contiguous()
-
-
-def unit_state(system: LinearSystem, length: int) -> Tensor:
-    """The state after `length` steps of an input that is 1: (order,)."""
-    return response(system, length).squeeze(2).sum(1)
 
 
 def may_grow(system: LinearSystem) -> bool:

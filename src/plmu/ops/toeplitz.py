@@ -49,8 +49,9 @@ class Toeplitz(Algorithm):
 
     def options(self, case: Case) -> list[Option]:
         flops = self.FLOPS * case.states * case.time * case.inputs
-        moved = self.TRAFFIC * case.states + int(self.MATRIX_TRAFFIC * self._elements(case))
-        return [Option(self.name, self.estimate(case, flops=flops, moved=moved, launches=self.LAUNCHES))]
+        moved, constants = self.TRAFFIC * case.states, self.MATRIX_TRAFFIC * self._elements(case)
+        seconds = self.estimate(case, flops=flops, moved=moved, launches=self.LAUNCHES, constants=constants)
+        return [Option(self.name, seconds)]
 
     def explain(self, option: Option) -> str:
         return "One product over all steps (equations 22 to 24): for short sequences."

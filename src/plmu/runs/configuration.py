@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from plmu.errors import RunError
 from plmu.runs import sources
@@ -75,6 +75,7 @@ def check_same(folder: Path, wanted: dict[str, Any], defaults: dict[str, Any]) -
         )
 
 
+Content = TypeVar("Content")
 RENAMED = {"strength": "alpha"}  # fields of configurations, by their names in runs of version 0.1
 
 
@@ -128,6 +129,18 @@ def _fill(config: Any, values: dict[str, Any], prefix: str = "") -> None:
         setattr(config, name, converted)
     if hasattr(config, "__post_init__"):
         config.__post_init__()  # the ranges
+
+
+def typed(content: Content) -> Content:
+    """A dataclass whose fields were read from a file.
+
+    Raises:
+        TypeError: a field is not of its type.
+    """
+    for name, hint in typing.get_type_hints(type(content)).items():
+        if not _fits(getattr(content, name), hint):
+            raise TypeError(f"{name} cannot be {getattr(content, name)!r}")
+    return content
 
 
 def _fits(value: Any, hint: Any) -> bool:

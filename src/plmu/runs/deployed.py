@@ -15,8 +15,8 @@ from torch import nn
 from plmu.errors import RunError
 from plmu.modelfiles.files import load as load_model
 from plmu.nn import LookbackForecast, Steppable
-from plmu.runs.forecasts import Forecasts
 from plmu.runs.folder import CONFIG_FILE, model_file, read_json
+from plmu.runs.forecasts import Forecasts
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import read as read_outputs
 from plmu.runtime.frozen import FrozenModel
@@ -181,6 +181,7 @@ def _old_outputs(experiment: str, name: str) -> Outputs:
 
 
 def _why_no_model(experiment: str, name: str) -> str:
+    """The reason, for an error, why the model `name` of an experiment cannot be loaded as a stream."""
     if experiment == "iwslt":
         return "iwslt reads whole sentences, which are no stream: `plmu translate` translates them"
     if experiment in ("qqp", "snli"):

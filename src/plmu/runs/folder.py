@@ -42,14 +42,19 @@ def model_file(path: Path) -> tuple[Path, Path]:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file in one step: after an error the old file is still there."""
-    with adding_path(path), replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, default=str, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, indent=1, default=str, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file; an error names it."""
-    with adding_path(path):
-        path.write_text(text, encoding="utf-8")
+    """Write a text file in one step, as `write_json` does; an error names it."""
+    with adding_path(path), replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_figure(path: Path, figure: Any, **options: Any) -> None:
+    """Write a figure of matplotlib in one step, in the format that the ending names."""
+    with adding_path(path), replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.removeprefix(".") or "png", **options)
 
 
 def read_json(path: Path) -> Any:
@@ -58,6 +63,8 @@ def read_json(path: Path) -> Any:
     Raises:
         ValueError: it is not JSON.
     """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ValueError("it is not a regular file")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
@@ -65,14 +72,14 @@ def read_json(path: Path) -> Any:
 
 
 def parsed(path: Path, parse: Callable[[Any], Content]) -> Content:
-    """The content of a JSON file of a run, through a function that raises ValueError, KeyError or TypeError.
+    """The content of a JSON file of a run, through a function that may raise any error of wrong values and types.
 
     Raises:
         RunError: the file is missing or damaged.
     """
     try:
         return parse(read_json(path))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise RunError(f"{path} is missing or damaged ({type(error).__name__}): copy it again") from None
 
 
@@ -99,8 +106,9 @@ def make(folder: Path) -> None:
 
 def clear(folder: Path) -> None:
     """Remove the temporary files of writers that were killed. The caller holds the folder's lock."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
+    for pattern in (".*.tmp", ".tmp??????"):  # the latter are of safetensors, which versions before 0.2 wrote with
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def is_finished(folder: Path) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plmu.clock import Clock
+from plmu.errors import RunError
 from plmu.nn import LookbackForecast
 from plmu.runs.folder import INTERVALS_FILE, SERIES_FILE, parsed
 from plmu.runs.intervals import Intervals, bound_names
@@ -40,12 +41,15 @@ class Forecasts:
         if clock is None and (folder / SERIES_FILE).is_file():  # of a run of an earlier version
 
             def stored(content: Any) -> Clock:
-                return Clock.read(content["clock"])
+                return Clock(**content["clock"])
 
             clock = parsed(folder / SERIES_FILE, stored)
         intervals = None
         if outputs.horizon and (folder / INTERVALS_FILE).is_file():
             intervals = Intervals.read(folder, model.lookback)
+            shape = (len(intervals.levels), model.channels, model.horizon)
+            if intervals.low.shape != shape or intervals.high.shape != shape:
+                raise RunError(f"{folder / INTERVALS_FILE} is of another run")
         return cls(model, outputs, clock or Clock(), intervals)
 
     @property

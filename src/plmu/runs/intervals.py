@@ -32,11 +32,11 @@ class Intervals:
             RunError: intervals.json is missing or damaged.
         """
 
-        def intervals(content: Any) -> Self:
+        def fields(content: Any) -> tuple[Any, ...]:
             floor, low, high = (torch.tensor(content[name]) for name in ("floor", "low", "high"))
-            return cls(tuple(content["levels"]), bool(content["relative"]), lookback, floor, low, high)
+            return tuple(content["levels"]), bool(content["relative"]), lookback, floor, low, high
 
-        return parsed(folder / INTERVALS_FILE, intervals)
+        return cls(*parsed(folder / INTERVALS_FILE, fields))
 
     @property
     def percent(self) -> tuple[float, ...]:

@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Literal, get_args, get_origin, get_type_hints
 
-from plmu.errors import RunError
+from plmu.errors import RunError, printable
 from plmu.modelfiles.atomic import replacing
 from plmu.runs.configuration import read_config
 from plmu.runs.experiment import Config, Experiment, Predictions
 from plmu.runs.folder import adding_path, is_finished
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how text begins that spreadsheets compute
 ENDINGS = (".csv", ".parquet", ".json")
 
 
@@ -52,9 +53,9 @@ def predict(
     predictions = experiment.predict(run, _read_by(config, reading or {}, experiment.name), file, future)
     if not quiet:
         for note in predictions.notes:
-            print(note, file=sys.stderr)
+            print(printable(note), file=sys.stderr)
     if out is None:
-        _write_csv(predictions, sys.stdout)
+        _write_csv(predictions, sys.stdout, printable)
         return
     with adding_path(out), replacing(out) as path:
         if out.suffix.lower() == ".parquet":
@@ -64,12 +65,28 @@ def predict(
         else:
             with open(path, "w", encoding="utf-8", newline="") as stream:
                 (_write_json if out.suffix.lower() == ".json" else _write_csv)(predictions, stream)
-    print(f"wrote {out}", file=sys.stderr)
+    print(printable(f"wrote {out}"), file=sys.stderr)
 
 
-def _write_csv(predictions: Predictions, stream: IO[str]) -> None:
-    rows = zip(*predictions.columns.values(), strict=True)
-    csv.writer(stream, lineterminator="\n").writerows([list(predictions.columns), *rows])
+def _write_csv(predictions: Predictions, stream: IO[str], shown: Callable[[str], str] = str) -> None:
+    """Write CSV whose cells of text go through `shown`, and hold nothing that a spreadsheet would compute."""
+    columns = [
+        column if name in predictions.numbers else [shown(without_formula(str(cell))) for cell in column]
+        for name, column in predictions.columns.items()
+    ]
+    names = [shown(without_formula(name)) for name in predictions.columns]
+    csv.writer(stream, lineterminator="\n").writerows([names, *zip(*columns, strict=True)])
+
+
+def without_formula(cell: str) -> str:
+    """Text of a cell, with ' before it if a spreadsheet would take it for a formula. Numbers stay as they are."""
+    if not cell.startswith(FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def _write_json(predictions: Predictions, stream: IO[str]) -> None:

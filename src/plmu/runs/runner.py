@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import plmu
-from plmu.errors import RunError
+from plmu.errors import RunError, printable
 from plmu.runs import outputs, sources
 from plmu.runs.configuration import as_json, check_same, write_config
 from plmu.runs.experiment import Config, Experiment, outputs_of
@@ -254,7 +254,7 @@ def _run_seed(
 def _show_finished(experiment: Experiment, model: str, config: Config[Any], options: Options, folder: Path) -> None:
     """Complete the folder of a finished run, if something is missing from it."""
     if not options.quiet:
-        print(f"{folder} is finished: nothing was trained, its result is shown")
+        print(printable(f"{folder} is finished: nothing was trained, its result is shown"))
     _score_later(experiment, folder)
     if model in experiment.streamable and not (folder / MODEL_FILE).is_file():
         _write_missing_model(experiment, model, config, folder)
@@ -264,7 +264,7 @@ def _print(lines: Sequence[str], quiet: bool) -> None:
     """Print lines. A reader of the output that has gone does not end the run."""
     with suppress(OSError):
         for line in () if quiet else lines:
-            print(line, flush=True)
+            print(printable(line), flush=True)
 
 
 def _scored(task: Task, network: nn.Module, seconds: float) -> Outcome:
@@ -300,7 +300,7 @@ def _score_later(experiment: Experiment, folder: Path) -> None:
         return  # a damaged result is named when results are read
     if result is not None:
         write_json(path, result)
-        print(f"{path}: scores were added that could not be computed where it ran")
+        print(printable(f"{path}: scores were added that could not be computed where it ran"))
 
 
 def _write_model(experiment: Experiment, model: str, network: nn.Module, folder: Path) -> None:
@@ -314,15 +314,14 @@ def _write_missing_model(experiment: Experiment, model: str, config: Config[Any]
     """Write the model of a finished run that has lost it, from its checkpoint."""
     best = best_model(experiment, config, folder)
     if best is None:
-        print(
-            f"{folder} has no {MODEL_FILE} and no checkpoint to make it from: remove its {RESULT_FILE} to train again"
-        )
+        advice = f"remove its {RESULT_FILE} to train again"
+        print(printable(f"{folder} has no {MODEL_FILE} and no checkpoint to make it from: {advice}"))
         return
     _, task, network = best
     _write_model(experiment, model, network, folder)
     experiment.write_more(folder, config, task, network)
     how = "fitted it again" if experiment.closed_form(model) else "made it again from the checkpoint"
-    print(f"{folder / MODEL_FILE} was missing: {how}")
+    print(printable(f"{folder / MODEL_FILE} was missing: {how}"))
 
 
 def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tuple[int, Task, nn.Module] | None:

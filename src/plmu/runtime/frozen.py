@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from plmu.core.modes import unwrapped
 from plmu.folded import fold
@@ -48,8 +49,8 @@ class FrozenModel:
         self.place = None  # precision and device of samples
         if weight is not None:
             self.place = weight.new_empty(0, dtype=self.folded.sample_dtype)
-        self.takes_tokens = isinstance(first, nn.Embedding)
         begin = entrance(self._model)
+        self.takes_tokens = isinstance(first, nn.Embedding) or isinstance(begin, nn.Embedding)
         self.features = features_of(begin)
         self.vocabulary = begin.num_embeddings if isinstance(begin, nn.Embedding) else None
 
@@ -128,22 +129,17 @@ class FrozenModel:
 
 def as_sample(x: Any, takes_tokens: bool, place: Tensor | None = None) -> Tensor:
     """A sample, given as numbers, lists, arrays or a tensor, as a tensor. Masked values of NumPy become NaN. Numbers of
-    Python keep their digits if `place` is float64."""
+    Python keep their digits where `place` is float64."""
     if isinstance(x, Tensor):
         if x.is_nested or x.layout is not torch.strided:
             kind = "nested" if x.is_nested else str(x.layout)
             raise TypeError(f"a sample must be a dense tensor, got a tensor that is {kind}")
         return x
     try:
-        sample = torch.as_tensor(_unmasked(x, takes_tokens) if hasattr(x, "filled") else x)
-        if (
-            place is not None
-            and place.dtype == torch.float64
-            and sample.is_floating_point()
-            and not hasattr(x, "dtype")
-        ):
-            return torch.as_tensor(x, dtype=torch.float64)  # torch has rounded it to the default precision
-        return sample
+        values = _unmasked(x, takes_tokens) if hasattr(x, "filled") else x
+        sample = torch.as_tensor(values)
+        narrowed = place is not None and place.dtype == torch.float64 and sample.dtype == torch.get_default_dtype()
+        return torch.as_tensor(values, dtype=torch.float64) if narrowed else sample
     except (RuntimeError, TypeError, ValueError) as error:
         raise TypeError(f"a sample must be a tensor or numbers: {error}") from None
 
@@ -173,6 +169,9 @@ def _first_weight(model: nn.Module) -> tuple[Tensor | None, nn.Module]:
     weights may be wider."""
     for module in model.modules():
         if not isinstance(module, Memory):
-            for value in module.parameters(recurse=False):
+            owner: nn.Module = module
+            if is_parametrized(module):  # whose weights are those of its parametrizations
+                owner = module.parametrizations  # type: ignore[assignment]
+            for value in owner.parameters(recurse=owner is not module):
                 return value, module
     return None, model

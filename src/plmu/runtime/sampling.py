@@ -143,7 +143,7 @@ class _Sampler:
             self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else _integer(seed))
         except (TypeError, RuntimeError, ValueError, OverflowError):
             raise ValueError(f"seed must be an integer of at most 64 bits, or None; got {seed!r}") from None
-        self.noise, self.used = torch.empty(0), 0
+        self.noise, self.used = torch.empty(0), 0  # random numbers that are drawn ahead, and how many are used up
 
     def sample(self, logits: Tensor) -> int:
         """A token from its logits (tokens,), which may be changed.

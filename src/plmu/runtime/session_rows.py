@@ -19,7 +19,9 @@ Next = tuple[Tensor, list[Tensor], Tensor, Tensor]  # rows, their next states, l
 class Rows:
     """States, last samples and step counts, one row for each session."""
 
-    def __init__(self, frozen: FrozenModel, width: int, missing: str, features: int | None) -> None:
+    def __init__(
+        self, frozen: FrozenModel, width: int, missing: str, features: int | None, dtype: torch.dtype | None = None
+    ) -> None:
         self.frozen, self.width, self.missing = frozen, width, missing
         self.refusal: str | None = None  # why the model refused a sample of the last batch
         place = frozen.place
@@ -27,7 +29,7 @@ class Rows:
         if frozen.takes_tokens:
             self.zeros = torch.zeros(width, dtype=torch.int64, device=device)  # an empty batch
         else:
-            dtype = torch.get_default_dtype() if place is None else place.dtype
+            dtype = (dtype or torch.get_default_dtype()) if place is None else place.dtype
             self.zeros = torch.zeros(width, features or 0, dtype=dtype, device=device)
         with torch.inference_mode():
             self.start = frozen.initial_state(self.zeros, device)

@@ -27,7 +27,8 @@ class Sessions:
 
     A step always runs batches of `width` rows, the unused rows empty: a session's output does not depend on the
     sessions that step beside it, down to the last bit. Torch may round the rows of a batch differently. That is tried
-    once; if it does, a session has the same position in every batch.
+    once; if it does, a session has the same position in every batch. A model without weights computes in the precision
+    of the first sample, as in `plmu.Stream`.
 
     Args:
         model: any steppable module, or a `plmu.FrozenModel`, whose arrays streams and sessions share.
@@ -127,6 +128,9 @@ class Sessions:
         rows = list(samples)
         if not rows:
             return {}
+        first = next(iter(samples.values()))
+        if hasattr(first, "dtype"):
+            self._follow(as_sample(first, self.frozen.takes_tokens).dtype)
         x = torch.stack([self._sample(row, sample) for row, sample in samples.items()])
         self._check(rows, x)
         out, taken, steps = self._rows.compute(rows, x.unsqueeze(1))
@@ -151,6 +155,7 @@ class Sessions:
             infinite, would make the state infinite or is refused by the model: such a session has not changed, and its
             output means nothing.
         """
+        self._follow(x.dtype)
         self._check(rows, x)
         out, taken = self._advance(rows, x.unsqueeze(1))
         return out[:, 0], taken == 1
@@ -169,6 +174,7 @@ class Sessions:
         time = x.shape[1] if x.dim() > 1 else 0
         if time == 0:
             raise ValueError(f"x must have samples of at least one time step for each row, got {tuple(x.shape)}")
+        self._follow(x.dtype)
         self._check(rows, x, time)
         return self._advance(rows, x)
 
@@ -242,6 +248,8 @@ class Sessions:
             FileFormatError: the file is broken, is of another model, or of a stream with a batch.
         """
         saved = read_state(path, self.frozen)
+        if saved.last is not None:
+            self._follow(saved.last.dtype)
         last = self._rows.zeros[:1] if saved.last is None else saved.last
         if last.shape[0] != 1 or last.shape[1:] != self._rows.zeros.shape[1:] or last.dtype != self._rows.zeros.dtype:
             raise FileFormatError(f"{path} has samples {tuple(last.shape)} of {last.dtype}, which no session here has")
@@ -256,6 +264,13 @@ class Sessions:
                 self._rows.last[row], self._rows.steps[row] = last[0], saved.steps
         return row
 
+    def _follow(self, dtype: torch.dtype) -> None:
+        """Take the precision of the first sample, as a stream does, for a model without weights."""
+        rows = self._rows
+        if self.frozen.place is None and dtype.is_floating_point and dtype != rows.zeros.dtype and not rows.steps.any():
+            self._rows = Rows(self.frozen, self.width, self.missing, self.features, dtype)
+            self._rows.ensure(len(rows.steps))
+
     def _check_open(self, rows: Sequence[int]) -> None:
         unknown = next((row for row in rows if row not in self._open), None)
         if unknown is not None:
@@ -268,7 +283,7 @@ class Sessions:
             if self.frozen.takes_tokens:
                 raise ValueError(f"row {row}: a token cannot be missing")
             return torch.full(shape, float("nan"), dtype=self._rows.zeros.dtype, device=self._rows.zeros.device)
-        sample = as_sample(value, self.frozen.takes_tokens, self.frozen.place)
+        sample = as_sample(value, self.frozen.takes_tokens, self._rows.zeros)
         sample = self.frozen.tokens(sample) if self.frozen.takes_tokens else converted(sample, self._rows.zeros)
         if sample.shape != shape:
             raise ValueError(f"row {row}: a sample must have shape {tuple(shape)}, got {tuple(sample.shape)}")

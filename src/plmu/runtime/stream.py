@@ -161,8 +161,8 @@ class Stream:
         """The sample with a batch axis, checked and its missing values filled; and whether it had no batch axis."""
         if x is None:
             return self._filled(None), self._single
-        sample = as_sample(x, self._tokens, self._place)
         place = self._last if self._place is None else self._place
+        sample = as_sample(x, self._tokens, place)
         if self._tokens:
             sample = self._frozen.tokens(sample)
         elif place is None or sample.dtype != place.dtype or sample.device != place.device:

@@ -43,6 +43,7 @@ YOUNG_OBJECTS = 50_000  # at which the garbage collector runs
 HEADROOM = 2  # messages up to this many times the limit are read and answered with an error
 BACKLOG = 1024  # clients that wait to be accepted, at most
 RESERVE = 64  # open files other than connections
+OF_CLIENTS = ("completing handshake", "Invalid HTTP request", "Unsupported upgrade", "No supported WebSocket library")
 ROOT = re.compile(r"(/[A-Za-z0-9_.~-]+)+/?")
 
 log = logging.getLogger("plmu.serve")
@@ -165,6 +166,12 @@ def _listening(options: Options, backlog: int) -> socket.socket:
     return listening
 
 
+def _is_of_server(record: logging.LogRecord) -> bool:
+    """Whether a message of uvicorn is not about one wrong request: clients could fill the disk with those."""
+    message = record.getMessage()
+    return not any(words in message for words in OF_CLIENTS)
+
+
 def _run(app: Starlette, listening: socket.socket, backlog: int, connections: Connections, batcher: Batcher) -> bool:
     """Run until a signal, or until the batcher has failed, and return whether the server had started."""
     config = uvicorn.Config(
@@ -179,8 +186,7 @@ def _run(app: Starlette, listening: socket.socket, backlog: int, connections: Co
         server_header=False,
         timeout_graceful_shutdown=5,
     )
-    # uvicorn logs every refused connection.
-    logging.getLogger("uvicorn.error").addFilter(lambda record: "completing handshake" not in record.getMessage())
+    logging.getLogger("uvicorn.error").addFilter(_is_of_server)
     # uvicorn raises a signal again after it has stopped, which must not end this process.
     handlers = {kind: signal.signal(kind, lambda *_: None) for kind in (signal.SIGINT, signal.SIGTERM)}
     running = uvicorn.Server(config)

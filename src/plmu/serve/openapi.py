@@ -13,13 +13,14 @@ TEXT, NUMBER, INTEGER, TRUE = {"type": "string"}, {"type": "number"}, {"type": "
 NUMBERS = {"type": "array", "items": {"type": ["number", "null"]}}
 ID = {"type": ["string", "integer"], "description": "Repeated in the answer."}
 STEP = {"type": "integer", "minimum": 0, "description": "Samples that the session has taken."}
-EVERY = (400, 403)  # of a wrong header Host, and of a host or a page of another site that is not allowed
+ALWAYS = (400, 403)  # of a wrong header Host, and of a host or a page of another site that is not allowed
 WITH_TOKEN = (401, 429)
 WRONG = {
     400: "The message or a header is wrong.",
     401: "The token is missing or wrong.",
     403: "The host, the page or the client may not do this.",
     404: "There is no such session.",
+    409: "The message's time is not that of the session's next sample.",
     413: "The message is too long.",
     422: "A sample would make the state infinite. It was not taken; those before it were.",
     429: "Too many samples or wrong tokens in this time: try again later.",
@@ -39,7 +40,7 @@ def document(model: dict[str, Any], limits: Limits, root: str) -> dict[str, Any]
     step = _operation(
         "Advance a session by one or more samples; a new one if the message names none.",
         _json("Answer"),
-        *(404, 413, 422, 503, 507),
+        *(404, 409, 413, 422, 503, 507),
         parameters=secret,
         requestBody={"required": True, "content": _json("Message")},
     )
@@ -103,7 +104,7 @@ def _parameter(name: str, schema: Schema, place: str = "query", required: bool =
     return {"name": name, "in": place, "schema": schema, "required": required or place == "path"}
 
 
-def _operation(summary: str, good: Schema | None, *errors: int, open: bool = False, **more: Any) -> dict[str, Any]:
+def _operation(summary: str, good: Schema | None, *errors: int, open: bool = False, **fields: Any) -> dict[str, Any]:
     """An operation.
 
     Args:
@@ -111,19 +112,20 @@ def _operation(summary: str, good: Schema | None, *errors: int, open: bool = Fal
         good: content of the answer; None for a WebSocket.
         errors: statuses of its errors, apart from those of all operations.
         open: whether it needs no token.
-        more: of the operation.
+        fields: of the operation, such as its parameters.
     """
     success: Schema = {"101": {"description": "A WebSocket."}}
     if good is not None:
         success = {"200": {"description": "As asked.", "content": good}}
-    statuses = sorted({*errors, *EVERY, *(() if open else WITH_TOKEN)})
+    statuses = sorted({*errors, *ALWAYS, *(() if open else WITH_TOKEN)})
     wrong = {str(status): {"description": WRONG[status], "content": _json("Error")} for status in statuses}
-    return {"summary": summary, "responses": success | wrong, **more} | ({"security": []} if open else {})
+    return {"summary": summary, "responses": success | wrong, **fields} | ({"security": []} if open else {})
 
 
 def _schemas(model: dict[str, Any], limits: Limits) -> dict[str, Schema]:
     """Messages and answers of the server of this model."""
     likeliest = _object({"token": INTEGER, "text": TEXT, "probability": NUMBER}, "token", "text", "probability")
+    by_name: Schema = {"type": "object", "additionalProperties": NUMBERS}
     outputs = {"output": NUMBERS, "outputs": {"type": "array", "items": NUMBERS}}
     answer = {
         "session": {**_name(), "description": "In HTTP."},
@@ -134,7 +136,11 @@ def _schemas(model: dict[str, Any], limits: Limits) -> dict[str, Schema]:
         "label": TEXT,
         "probability": NUMBER,
         "probabilities": {"type": "object", "additionalProperties": NUMBER},
-        "forecast": {"type": "object", "additionalProperties": NUMBERS, "description": "Of each column, step by step."},
+        "time": {**TEXT, "description": "Of a forecast: of the last sample."},
+        "times": {"type": "array", "items": TEXT, "description": "Of the steps ahead."},
+        "forecast": {**by_name, "description": "Of each column, step by step."},
+        "intervals": {**by_name, "description": "Ends of prediction intervals, such as load-lo-80."},
+        "warning": {**TEXT, "description": "That no time was given, and which one is taken."},
         "next": {"type": "array", "items": likeliest, "maxItems": LIKELIEST},
         "closed": TRUE,
     }
@@ -149,6 +155,9 @@ def _schemas(model: dict[str, Any], limits: Limits) -> dict[str, Schema]:
         "ahead": INTEGER,
         "columns": {"type": "array", "items": TEXT},
         "horizon": INTEGER,
+        "clock": {"type": ["object", "null"], "description": "Of a forecast: the steps of time of its training data."},
+        "season": INTEGER,
+        "next_time": {"type": ["string", "null"], "description": "Where a session begins without a time."},
         "memory": {"anyOf": [{"type": "null"}, _object({"order": INTEGER, "theta": NUMBER}, "order", "theta")]},
         "version": TEXT,
     }
@@ -156,6 +165,7 @@ def _schemas(model: dict[str, Any], limits: Limits) -> dict[str, Schema]:
     numbers = {"type": "array", "items": NUMBER}
     memory = {"order": INTEGER, "theta": NUMBER, "delays": numbers, "A": matrix, "B": numbers, "C": matrix}
     session = {"session": _name(), "secret": answer["secret"], "step": STEP, "last": outputs["outputs"]}
+    session["next_time"] = {**TEXT, "description": "Of a forecast: of the next sample."}
     return {
         "Message": _message(model, limits),
         "Answer": _object(answer, "step"),
@@ -184,6 +194,9 @@ def _message(model: dict[str, Any], limits: Limits) -> Schema:
         "id": ID,
         "outputs": {"type": "boolean", "description": "Whether a language model answers with all outputs."},
     }
+    if model["next_time"] is not None:
+        first = f"Of the first sample. Without one, a session begins at {model['next_time']}."
+        rest["time"] = {"type": ["string", "number"], "description": first}
     message = _object(kinds | rest)
     return {**message, "oneOf": [{"required": [kind]} for kind in kinds]}
 

@@ -221,7 +221,8 @@ class Work:
             del self.by_name[request.name]
             records += packed(CLOSE, session.row)
         elif request.kind == START:
-            assert request.message is not None and request.message.start is not None
+            assert request.message is not None
+            assert request.message.start is not None
             self._start(session, request.message.start)
         else:
             self.sessions.reset(session.row)

@@ -170,7 +170,7 @@ class SequenceClassifier(Estimator):
     ) -> tuple[bool | str, tuple[Sequential, Tensor] | None]:
         """The normalisation with the smallest leave-one-out error on a sample of the series, and what `_features`
         returned for it; None instead if the sample or the normalisation is another."""
-        if _are_alike(arrays):
+        if _are_alike(arrays) or threshold_features.lacks_digits(arrays) is not None:
             return True, None
         generator = torch.Generator().manual_seed(int(self.random_state))
         sample = torch.randperm(len(arrays), generator=generator)[:_MAX_COMPARED].sort().values

@@ -15,6 +15,7 @@ from torch import nn
 import plmu
 from plmu.errors import RunError
 from plmu.nn import Sequential
+from plmu.runs.configuration import typed
 from plmu.runs.experiment import Predictions
 from plmu.runs.folder import MODEL_FILE, NORMALIZATION_FILE, SERIES_FILE, WHOLE_MODEL_FILE, parsed, write_json
 from plmu.runs.outputs import Outputs
@@ -82,13 +83,16 @@ def _series(content: Any) -> tuple[Format, int, tuple[str, ...]]:
     """The format, the number of channels and the classes that `series_json` wrote."""
     form = content["form"]
     columns = form["id"], form["label"], form["time"], tuple(form["values"]), tuple(form.get("left_out", ()))
-    return Format(form["layout"], *columns), int(content["channels"]), tuple(map(str, content["classes"]))
+    return typed(Format(form["layout"], *columns)), int(content["channels"]), tuple(map(str, content["classes"]))
 
 
 def _normalization(content: Any) -> tuple[Any, list[int] | None]:
     if content["normalize"] not in (True, False, "both"):
         raise ValueError
-    return content["normalize"], content.get("training series")  # which older runs lack
+    counts = content.get("training series")  # which older runs lack
+    if counts is not None and not all(type(count) is int for count in counts):
+        raise TypeError
+    return content["normalize"], counts
 
 
 def predictions(classifier: SequenceClassifier, data: LabelledData) -> Predictions:

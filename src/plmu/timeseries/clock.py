@@ -12,6 +12,7 @@ from plmu.clock import DAY, MICROSECONDS, NEAR, Clock, plain
 from plmu.errors import DataError
 
 MONTHS = {"mo": 1, "q": 3, "y": 12}
+_STRAY = 0.02  # share of rows that may be closer together than months are
 _JITTER = 0.05  # of a step: by which the median distance of jittering times may be off at most
 
 
@@ -65,8 +66,9 @@ def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
     if median < DAY:
         return Clock("time", origin, _rounded(median, apart))
     days = np.unique(np.concatenate([times.astype("datetime64[D]") for times in groups]))
-    for months, (low, high) in {1: (27.9, 31.1), 3: (89.5, 92.6), 12: (364.5, 366.5)}.items():
-        if low * DAY <= median <= high * DAY and len(days) > 2 and apart.min() >= low * DAY:
+    for months, (low, high) in {1: (27.9, 31.1), 3: (89.5, 92.6), 6: (180.5, 184.5), 12: (364.5, 366.5)}.items():
+        closer = (apart < low * DAY).mean()
+        if low * DAY <= median <= high * DAY and len(days) > 2 and closer <= _STRAY:
             following = (days + 1).astype("datetime64[M]") != days.astype("datetime64[M]")
             return Clock("months", origin, float(months), bool(following.all()))
     if median == DAY and len(days) >= 10 and np.is_busday(days).all():

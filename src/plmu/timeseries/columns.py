@@ -51,6 +51,7 @@ _ROWS, _TRIED = 10, 8  # fewest rows of a series where several columns name it, 
 Numbers = NDArray[np.float64]
 _WHOLE = 0.5  # share of its steps that a series of a panel has, at least: else a column describes rows
 LARGEST = 1e15  # absolute value up to which sums of squares are finite in float32
+_FULL = 0.75  # share of all times that it has, at least, where integers name it, which may be measurements
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,10 @@ def _ids(table: Table, time: str | None, taken: set[str | None], config: SeriesC
         return ()
     free = [name for name in table.names if name not in taken and table.kind(name) != "time"]
     sparse: tuple[str, ...] = ()
+    numbers = {name for name in free if table.kind(name) == "number"}
     for names in _candidates(table, free, rows):
+        if not config.values and numbers <= {*names}:
+            continue  # nothing would be left to forecast
         joined = np.zeros(rows, dtype=np.int64)
         for name in names:
             codes, labels = table.codes(name)
@@ -266,7 +270,8 @@ def _ids(table: Table, time: str | None, taken: set[str | None], config: SeriesC
         series, joined = np.unique(joined, return_inverse=True)
         most = rows / (2 if len(names) == 1 else _ROWS)
         if 1 < len(series) <= most and rows - len(np.unique(place * len(series) + joined)) <= _FEW * rows:
-            if _completeness(plain(times), joined) >= _WHOLE:
+            worded = any(table.kind(name) == "text" for name in names)
+            if _completeness(plain(times), joined) >= _WHOLE and (worded or _completeness(place, joined, 1) >= _FULL):
                 return names
             sparse = sparse or names
     if 2 * repeated > rows and config.duplicates == "mean":
@@ -280,9 +285,9 @@ def _ids(table: Table, time: str | None, taken: set[str | None], config: SeriesC
     return ()
 
 
-def _completeness(times: Numbers, series: NDArray[np.int64]) -> float:
-    """The share of steps between the first and last rows of series that have a row; a step is the median distance of
-    rows in a series."""
+def _completeness(times: NDArray[Any], series: NDArray[np.int64], step: float | None = None) -> float:
+    """The share of steps between the first and last rows of series that have a row; a step is by default the median
+    distance of rows in each series."""
     order = np.lexsort((times, series))
     times, series = times[order], series[order]
     starts = np.flatnonzero(np.append(True, series[1:] != series[:-1]))
@@ -290,7 +295,7 @@ def _completeness(times: Numbers, series: NDArray[np.int64]) -> float:
     for rows in np.split(times, starts[1:]):
         apart = np.diff(rows)
         apart = apart[apart > 0]
-        steps += 1 + (float(apart.sum() / np.median(apart)) if len(apart) else 0.0)
+        steps += 1 + (float(apart.sum() / (step or np.median(apart))) if len(apart) else 0.0)
     return len(times) / steps
 
 

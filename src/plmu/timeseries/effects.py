@@ -88,7 +88,7 @@ def _recent(
     rows = max(_ROWS // len(data.series), _WHOLE * (layer.lookback + layer.horizon))
     validation_rows = [min(count, rows // 4) for count in data.validation_rows]
     counts = zip(data.series, data.validation_rows, validation_rows, strict=True)
-    ends = [series.shape[1] - before + now for series, before, now in counts]
+    ends = [series.shape[1] - (before - after) for series, before, after in counts]  # the last validation rows go
     spans = [slice(max(0, end - rows), end) for end in ends]
     recent = replace(
         data,

@@ -16,6 +16,7 @@ from plmu.errors import RunError
 from plmu.modelfiles.files import load as load_model
 from plmu.modelfiles.files import save
 from plmu.nn.forecast import LookbackForecast
+from plmu.runs.configuration import typed
 from plmu.runs.folder import INTERVALS_FILE, MODEL_FILE, SERIES_FILE, parsed, write_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
@@ -63,7 +64,7 @@ def read_settings(folder: Path) -> Settings:
 
     def settings(content: Any) -> Settings:
         tuples = {name: tuple(content.get(name, ())) for name in ("values", "covariates")}  # old runs lack covariates
-        return Settings(**{**content, **tuples, "clock": Clock(**content["clock"])})
+        return typed(Settings(**{**content, **tuples, "clock": typed(Clock(**content["clock"]))}))
 
     return parsed(folder / SERIES_FILE, settings)
 
@@ -122,7 +123,14 @@ def write_report(
     }
     write_json(folder / REPORT, content)
     plot_errors(folder / ERRORS, scores.errors)
-    lines = [f"test: {scores.windows:,} windows; mse and mae in units of each column's standard deviation"]
+    lines = []
+    if folds:  # first, so that a terminal of 24 rows ends with the scores
+        lines.append("rolling backtest:")
+        lines += text_table(["rows", "windows", "mse", "last value"], [
+            [f"{fold['rows']:,}", f"{fold['windows']:,}", f"{fold['model_mse']:.4g}", f"{fold['last_value_mse']:.4g}"]
+            for fold in folds
+        ])  # fmt: skip
+    lines.append(f"test: {scores.windows:,} windows; mse and mae in units of each column's standard deviation")
     shorter = sorted({steps for steps in horizons if steps < settings.horizon})
     header = ["", "mse", "mae", *(f"mse of {steps} steps" for steps in shorter)]
     header += [f"mae of {shortened(name)}" for name in settings.values]
@@ -144,13 +152,7 @@ def write_report(
         )
     for level, share in zip(scores.levels, scores.coverage, strict=True):
         lines.append(f"{100 * level:g} % intervals held {100 * share:.1f} % of the measured values")
-    if folds:
-        lines.append("rolling backtest:")
-        lines += text_table(["rows", "windows", "mse", "last value"], [
-            [f"{fold['rows']:,}", f"{fold['windows']:,}", f"{fold['model_mse']:.4g}", f"{fold['last_value_mse']:.4g}"]
-            for fold in folds
-        ])  # fmt: skip
-    return [*lines, f"wrote {folder / FORECASTS}, {folder / ERRORS}, {folder / REPORT}"]
+    return [*lines, f"wrote {FORECASTS}, {ERRORS} and {REPORT} to {folder}"]
 
 
 def covariates_summary(names: tuple[str, ...], summary: Mapping[str, Any]) -> str:

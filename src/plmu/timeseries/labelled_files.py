@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plmu.data.table_files import nested_files, stem
-from plmu.errors import DataError, printable
+from plmu.errors import DataError, in_one_line
 from plmu.timeseries.frames import Array
 from plmu.timeseries.labelled import LabelledConfig, LabelledData, label_text, labels_from_table, like_measurements
 from plmu.timeseries.labelled_columns import IDS, LABELS, TIMES, Format, find_format, like_format, named
@@ -278,7 +278,7 @@ class _Reader:
         steps = f"{min(lengths):,}" if min(lengths) == max(lengths) else f"{min(lengths):,} to {max(lengths):,}"
         plural = "s" * (data.channels > 1)
         data.notes.append(f"series: {len(lengths):,} of {steps} steps, {data.channels} channel{plural}")
-        data.notes[:] = map(printable, data.notes)
+        data.notes[:] = map(in_one_line, data.notes)
         return data
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from plmu.runs.folder import write_figure
+
 _LONGEST = 40  # letters of a name
 WIDTH = 80  # letters of a line
 
@@ -25,7 +27,7 @@ def pyplot() -> Any:
 def write_plot(figure: Any, path: str | Path) -> None:
     """Write a figure of `pyplot` to a file, and close it."""
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    write_figure(Path(path), figure, dpi=120)
     pyplot().close(figure)
 
 

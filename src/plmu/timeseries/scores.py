@@ -48,9 +48,8 @@ class Intervals(StoredIntervals):
         low, high = [], []
         for level in self.levels:
             # The ⌈(n + 1) q⌉-th smallest of n errors, and as far from the largest; 9.000…1 is 9.
-            rank = ((count + 1).double() * (1 + level) / 2 - 1e-9).ceil().long().clamp(min=1).minimum(
-                count.clamp(min=1)
-            ) - 1
+            rank = ((count + 1).double() * (1 + level) / 2 - 1e-9).ceil().long()
+            rank = rank.clamp(min=1).minimum(count.clamp(min=1)) - 1
             # Where all errors have one sign, the interval still holds the forecast.
             high.append(ordered.gather(0, rank[None])[0].clamp(min=0))
             low.append(ordered.gather(0, (count - 1 - rank).clamp(min=0)[None])[0].clamp(max=0))

@@ -12,6 +12,7 @@ _ROWS = 2**15  # rows of a series that are considered
 _STEPS = (1, 8)  # steps over which changes are taken
 _CANDIDATES = 8  # periods that are compared, for each of these steps
 _CLEAR = 0.05  # share of the changes that a season must explain
+_APART = (1, 3, 13, 61, 257)  # steps of explained changes: hardly any period divides them, or it would not change
 _NEARLY = 0.1  # share by which a shorter period may explain less
 _REPEATS = 4  # periods that a series must have
 _SERIES = 64  # series that are considered
@@ -43,7 +44,9 @@ def period(series: Sequence[Tensor]) -> int:
         candidates = candidates if most > _CLEAR else set()
     if most <= _CLEAR or not best:
         return 0
-    shortest = min(steps for steps, share in explained.items() if share > max(_CLEAR, (1 - _NEARLY) * most))
+    long = [values for values in sample if values.shape[1] >= _REPEATS * best]  # all candidates fit into these
+    explained = {steps: _explained(long, steps) for steps in explained if steps <= best}
+    shortest = min(steps for steps, share in explained.items() if share >= (1 - _NEARLY) * most)
     near = [steps for steps in explained if abs(steps - shortest) <= _NEAR * shortest]
     return max(near, key=explained.__getitem__)
 
@@ -97,11 +100,10 @@ def _explained(series: Sequence[Tensor], steps: int) -> float:
 
 
 def _unexplained(values: Tensor, pattern: Tensor) -> float:
-    """The share of the changes of series (channels, time), over 1, 4, 16 … steps, that the pattern does not explain."""
+    """The share of the changes of series (channels, time), over `_APART` steps, that the pattern does not explain."""
     shares = []
-    for power in range(0, 10, 2):
-        apart = 2**power
-        if apart < values.shape[1]:
+    for apart in _APART:
+        if apart <= values.shape[1] // 2:
             changes, expected = (rows[:, apart:] - rows[:, :-apart] for rows in (values, pattern))
             total = changes.square().sum(1)
             rest = (changes - expected).square().sum(1)

@@ -11,12 +11,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.clock import DAY, Clock, Steps
+from plmu.clock import Clock, Steps
 from plmu.data.files import DataConfig
-from plmu.errors import DataError, printable
+from plmu.errors import DataError, in_one_line
 from plmu.timeseries.clock import find_clock
 from plmu.timeseries.columns import Columns, find_columns
 from plmu.timeseries.reader_options import configured
+from plmu.timeseries.series_notes import counted, ended, note_clock, note_other_rate
 from plmu.timeseries.table_rows import Numbers as Numbers
 from plmu.timeseries.table_rows import RawSeries, raw_series, read_future, rows_of, with_future, without_late
 from plmu.timeseries.tables import Table, read_tables
@@ -180,11 +181,11 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
     if len(tables) > 1:
         notes.append(f"{len(tables)} files, each a series named by its file")
     notes += [f"{table.path.name}: {note}" for table in tables[1:] for note in dict.fromkeys(table.notes[1:])][:_NOTES]
-    notes += [*columns.notes, *late, *(_ended(columns, raw, config) if like is None else [])]
+    notes += [*columns.notes, *late, *(ended(columns, raw, config) if like is None else [])]
     times = [series.times for series in raw if series.times is not None and len(series.times)]
     if like is not None:
         clock = like[1]
-        _note_other_rate(clock, times, notes)
+        note_other_rate(clock, times, notes)
     else:
         clock = Clock()
         if times and config.irregular != "rows":
@@ -196,14 +197,14 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
     for series in raw:
         data.pieces += _pieces(series, config, data)
     if clock.kind != "rows":
-        _note_clock(data, times, config)
-    data.notes += _counted(data.counts, data.rows, config, scored=like is None)
+        note_clock(data, times, config)
+    data.notes += counted(data.counts, data.rows, config, scored=like is None)
     if not data.pieces:
         raise DataError(f"{config.file} has no row with a value in {', '.join(map(repr, columns.values))}")
     if len({series.name for series in raw}) > 1:
         by = f"column {columns.id!r}" if columns.id else "file"
         data.notes.append(f"series: {len({series.name for series in raw}):,}, by {by}")
-    data.notes[:] = map(printable, data.notes)
+    data.notes[:] = map(in_one_line, data.notes)
     return data
 
 
@@ -224,22 +225,6 @@ def _clock_of(
         if few and max(map(other.off_grid, few)) <= _OFF:
             return other, filled, few
     return clock, raw, times
-
-
-def _ended(columns: Columns, raw: list[RawSeries], config: SeriesConfig) -> list[str]:
-    """Notes on columns that end long before the others, whose last values are held."""
-    ended: Counter[str] = Counter()
-    for series in raw:
-        measured = ~np.isnan(series.values[:, : len(columns.values)])
-        rows = rows_of(series.values[:, : len(columns.values)])
-        for name, there in zip(columns.values, measured.T, strict=True):
-            last = rows - int(there[:rows][::-1].argmax()) if there.any() else rows
-            if rows - last > config.longest_gap and config.missing != "split":
-                ended[name] = max(ended[name], rows - last)
-    return [
-        f"column {name!r} has no values in the last {count:,} rows, where its last value is held and not scored"
-        for name, count in ended.items()
-    ]
 
 
 def _check_alone(table: Table, time: str | None, id: str | None, config: SeriesConfig) -> None:
@@ -377,51 +362,3 @@ def _piece(name: str, start: int, grid: Numbers, measured: NDArray[np.bool_], ro
     values."""
     covariates = grid[:, channels:] if grid.shape[1] > channels else None
     return Piece(name, start, grid[:rows, :channels], measured[:rows, :channels], covariates=covariates)
-
-
-def _note_other_rate(clock: Clock, times: Sequence[NDArray[Any]], notes: list[str]) -> None:
-    """Note if rows are not as far apart as those of training, which is allowed but seldom meant."""
-    several = [stamps for stamps in times if len(stamps) > 2]
-    if not several or clock.kind == "rows" or (several[0].dtype.kind == "f") != (clock.kind == "numbers"):
-        return
-    here = find_clock(several)
-    usual = {"months": 30.4 * DAY, "weekdays": float(DAY)}
-    ratio = here.step * usual.get(here.kind, 1.0) / (clock.step * usual.get(clock.kind, 1.0))
-    if not 0.6 < ratio < 1.6:
-        notes.append(f"times: rows are {here.spacing} apart, those of the model's training {clock.spacing}")
-
-
-def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesConfig) -> None:
-    """Note the first and last time and the share of times off the grid; DataError where `config` forbids these."""
-    clock = data.clock
-    off = float(np.mean([clock.off_grid(stamps) for stamps in times])) if times else 0.0
-    if off > 0:
-        if config.irregular == "raise" and off > 0.001:
-            raise DataError(
-                f"{config.file}: {100 * off:.1f} % of the times are not on a grid of {clock.spacing}: choose"
-                f" --data.irregular grid{'' if data.other else ' or rows, or give --data.step'}"
-            )
-        data.notes.append(f"times: {max(100 * off, 0.1):.1f} % are off the grid and moved to the nearest step")
-    if data.pieces:
-        first = min(data.pieces, key=lambda piece: piece.start + piece.offset)
-        last = max(data.pieces, key=lambda piece: piece.start + len(piece) + piece.offset)
-        ends = clock.times(np.array([first.start, last.start + len(last) - 1]), first.offset)
-        data.notes.append(f"time: column {data.columns.time!r}, every {clock.spacing} from {ends[0]} to {ends[1]}")
-
-
-def _counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool) -> list[str]:
-    """What was done with gaps and duplicates, in words; `scored` says that errors will be measured on these rows."""
-    how = "joined linearly" if config.missing == "linear" else "filled with the last value"
-    merged = "averaged" if config.duplicates == "mean" else f"the {config.duplicates} is taken"
-    hint = " (--data.id names a column that tells series apart)" if scored and config.id is None else ""
-    longest = 0 if config.missing == "split" else config.longest_gap
-    words = {
-        "merged": "times: rows on the step of another: {}; " + merged + hint,
-        "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}" + (", and not scored" if scored else ""),
-        "covariates": f"gaps: {{}} steps lack a covariate; {how}",
-        "gaps": "gaps: {} steps lack a value; the series are split there",
-        "split": f"gaps: {{}} of more than {longest} steps; the series are split there",
-        "before": "left out: {} rows before each column has its first value",
-        "empty": "left out: {} rows of series that lack a column",
-    }
-    return [text.format(f"{counts[name]:,}") for name, text in words.items() if counts[name]]

@@ -172,13 +172,13 @@ def without_late(columns: Columns, raw: list[RawSeries]) -> tuple[Columns, list[
     count = width - int(values[::-1].argmax())
     if count == width:
         return columns, raw, []
-    kept, dropped = sorted(order[:count].tolist()), sorted(order[count:].tolist())
+    chosen, dropped = sorted(order[:count].tolist()), sorted(order[count:].tolist())
     shown = ", ".join(f"{columns.values[place]!r} {late[:, place].sum():,} rows" for place in dropped[:4])
-    more = ", …" if len(dropped) > 4 else ""
+    ellipsis = ", …" if len(dropped) > 4 else ""
     note = (
-        f"left out, since they begin late or are not in all series: {shown}{more} after the others. Name columns with"
-        " --data.values to forecast them from there on"
+        f"left out, since they begin late or are not in all series: {shown}{ellipsis} after the others. Name columns"
+        " with --data.values to forecast them from there on"
     )
-    places = [*kept, *range(width, width + len(columns.covariates))]
+    places = [*chosen, *range(width, width + len(columns.covariates))]
     raw = [replace(series, values=series.values[:, places]) for series in raw]
-    return replace(columns, values=tuple(columns.values[place] for place in kept)), raw, [note]
+    return replace(columns, values=tuple(columns.values[place] for place in chosen)), raw, [note]

@@ -17,6 +17,7 @@ _POSITION_WEIGHT = 0.5  # weight of these positions in the ridge regression, rel
 _BLOCK = 2**22  # largest number of projected values held at a time
 _SAMPLED_STEPS = 1000  # of training series, from which thresholds are taken
 _SAMPLED_SERIES = 100  # training series from which scales and thresholds are taken
+_DIGITS = 2.0**-14  # least changes of series as they are, relative to their level: 10 of the 24 digits of float32
 _GOLDEN = 0.6180339887498949  # its multiples fill the unit interval evenly
 
 
@@ -36,7 +37,22 @@ def padded(arrays: list[Array], normalize: Any) -> tuple[Tensor, Tensor]:
         row[: len(array)] = torch.from_numpy(values)
     if not bool(out.isfinite().all()):
         raise ValueError("X has numbers too large for float32")
+    if normalize is not True and (fault := lacks_digits(arrays)) is not None:
+        raise ValueError(fault)
     return out, lengths
+
+
+def lacks_digits(arrays: list[Array]) -> str | None:
+    """Where series as they are, are so far from zero that float32 has no digits for their changes; None if nowhere."""
+    changes = np.max([np.abs(array - array[:1]).max(axis=0) for array in arrays], axis=0)
+    changes = np.maximum(changes, np.ptp(np.stack([array[0] for array in arrays]), axis=0))
+    level = np.max([np.abs(array).max(axis=0) for array in arrays], axis=0)
+    for channel in np.flatnonzero((changes > 0) & (changes < _DIGITS * level)):
+        return (
+            f"X is at {level[channel]:.3g} in channel {channel} and changes by {changes[channel]:.3g}: float32 has not"
+            " that many digits. Subtract a constant from X, or normalize=True"
+        )
+    return None
 
 
 def build(

@@ -8,10 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
+from rich.console import RenderableType
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
+from plmu.errors import printable
 from plmu.training.terminal import Console
+
+
+class _Bar(Bar):
+    """A bar as wide as the terminal, and below it the newest scores."""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield from (Text(scores) for task in self.tasks if (scores := task.fields["scores"]))
 
 
 class Progress:
@@ -25,17 +36,17 @@ class Progress:
         self.started = self.spoken = time.monotonic()
         self.bar: Bar | None = None
         if not quiet and sys.stdout is not None and sys.stdout.isatty():
-            self.bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(),
+            self.bar = _Bar(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=None),
                 TextColumn("{task.completed:.1f}/{task.total} epochs"),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[scores]}"),
                 console=Console(),
+                expand=True,
             )
-            self.row = self.bar.add_task(name, total=epochs, scores="")
+            self.row = self.bar.add_task(printable(name), total=epochs, scores="")
 
     def __enter__(self) -> Progress:
         if self.bar is not None:
@@ -63,7 +74,7 @@ class Progress:
                 self.bar.update(self.row, scores=shown)
         elif not self.quiet and scores is not None and (time.monotonic() - self.spoken > 10 or epoch >= self.epochs):
             self.spoken = time.monotonic()
-            print(f"{self.name}  epoch {int(epoch)}/{self.epochs}  {shown}", flush=True)
+            print(f"{printable(self.name)}  epoch {int(epoch)}/{self.epochs}  {shown}", flush=True)
 
     @contextmanager
     def _or_quiet(self) -> Iterator[None]:

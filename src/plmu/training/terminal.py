@@ -10,6 +10,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from plmu.errors import printable
+
 
 class Console(rich.console.Console):
     """rich's console, but a closed pipe raises BrokenPipeError, which the program handles."""
@@ -26,7 +28,11 @@ def show_table(
     Where the output is no terminal, lines are as long as the table needs.
     """
     console = console or Console()
-    table = Table(*columns, title=title)
+    columns, rows = [*map(printable, columns)], [[*map(printable, row)] for row in rows]
+    title = None if title is None else printable(title)
+    table = Table(title=None if title is None else Text(title))
+    for name in columns:
+        table.add_column(Text(name))
     for row in rows:
         table.add_row(*map(Text, row))  # brackets are no markup
     needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
@@ -36,7 +42,7 @@ def show_table(
         console.print(table)
         return
     if title is not None:
-        console.print(title, style="italic")
+        console.print(title, style="italic", markup=False)
     widest = max(map(len, columns))
     for row in rows:
         for name, value in zip(columns, row, strict=True):

@@ -23,6 +23,7 @@ from plmu.experiments.translation.decoding import Translation, translate
 from plmu.experiments.translation.models import TranslationModel
 from plmu.runs.configuration import read_config
 from plmu.runs.experiment import Experiment
+from plmu.runs.folder import write_figure
 from plmu.text import vocabularies
 from plmu.text.moses import detokenise, tokenise, unescaped
 from plmu.text.vocabularies import PADDING, UNKNOWN, Vocabulary
@@ -238,6 +239,6 @@ def draw(path: Path, source: Sequence[str], target: Sequence[str], weights: Tens
     axes.tick_params(axis="x", rotation=90)
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
-        figure.savefig(path)
+        write_figure(path, figure)
     if any("missing from font" in str(warning.message) for warning in raised):
         print(f"{path} has boxes for characters that its font does not have", file=sys.stderr)

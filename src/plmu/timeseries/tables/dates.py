@@ -244,6 +244,7 @@ def _detect_order(cells: pl.Series) -> tuple[bool | None, list[str]]:
         return None, []
     first, second = (parts.to_series(i).cast(pl.Int64, strict=False) for i in (0, 1))
     day, month = (first > 12).fill_null(False), (second > 12).fill_null(False)
+    day, month = day & ~month, month & ~day
     if day.any() and month.any():
         raise MixedOrderError((int(day.arg_true()[0]), int(month.arg_true()[0])))
     if day.any() or month.any():

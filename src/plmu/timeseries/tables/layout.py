@@ -23,6 +23,7 @@ from plmu.timeseries.tables.cells import (
     looks_like_date,
     present,
 )
+from plmu.timeseries.tables.limits import check
 
 SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
 LINES = 200  # lines that are examined
@@ -81,25 +82,26 @@ def find_layout(path: Path, open_file: Callable[[], AbstractContextManager[IO[by
     rows = [row for row in split(lines, separator) if any(cell.strip() for cell in row)]
     if not rows:
         raise DataError(f"{path} has no rows that can be read: are its quotes closed?")
+    check(path, [(0, len(rows[0]))])
     decimal_comma = separator != "," and _has_decimal_commas(rows)
     header = _has_header(rows, decimal_comma) if header is None else header
     width = len(rows[0])
     names = unique_names(rows[0]) if header else tuple(f"column {number}" for number in range(1, width + 1))
-    more = _more_headers(rows, decimal_comma) if header else 0
-    if more and len({cell for cell in map(str.strip, rows[0]) if cell}) < sum(bool(cell.strip()) for cell in rows[0]):
-        names = unique_names(_joined(rows[: more + 1]))
-        notes.append(f"{more + 1} lines name the columns together")
-    elif more:
+    under = _more_headers(rows, decimal_comma) if header else 0
+    if under and len({cell for cell in map(str.strip, rows[0]) if cell}) < sum(bool(cell.strip()) for cell in rows[0]):
+        names = unique_names(_joined(rows[: under + 1]))
+        notes.append(f"{under + 1} lines name the columns together")
+    elif under:
         shown = ", ".join(cell.strip() for cell in rows[1] if cell.strip())
-        notes.append(f"{more} line{'s' * (more > 1)} under the header left out, as units: {shown[:40]!r}")
+        notes.append(f"{under} line{'s' * (under > 1)} under the header left out, as units: {shown[:40]!r}")
     if separator != ",":
         notes.append(f"{SEPARATORS.get(separator, 'spaces')} between fields")
     if decimal_comma:
         notes.append("decimal commas")
     if not header:
         notes.append("no header: columns are named by their places")
-    sample = tuple(tuple(row) for row in rows[header + more :])
-    skipped = comments + _height(lines, separator, header + more)
+    sample = tuple(tuple(row) for row in rows[header + under :])
+    skipped = comments + _height(lines, separator, header + under)
     return Layout(encoding, separator, decimal_comma, names, skipped, sample, tuple(notes), returns)
 
 
@@ -224,15 +226,19 @@ def _more_headers(rows: Sequence[Sequence[str]], decimal_comma: bool) -> int:
 
 
 def _height(lines: Sequence[str], separator: str, count: int) -> int:
-    """The number of lines that the first `count` rows take, empty lines between them included."""
-    if separator == " " or not count:
-        return count
-    reader = csv.reader([f"{line}\n" for line in lines], delimiter=separator)
+    """The number of lines that the first `count` rows take, empty lines between and after them included."""
+    if not count:
+        return 0
+    spaces = separator == " "
+    reader = csv.reader([f"{line}\n" for line in lines], delimiter=separator, quoting=csv.QUOTE_NONE if spaces else 0)
+    height = 0
     for row in reader:
-        count -= any(cell.strip() for cell in row)
-        if not count:
-            break
-    return reader.line_num
+        if any(cell.strip() for cell in row):
+            if not count:
+                break
+            count -= 1
+        height = reader.line_num
+    return height
 
 
 def _joined(rows: Sequence[Sequence[str]]) -> list[str]:
