@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from plmu.bench import peers
-from plmu.bench.peers import HEAD, LSTM, OURS, Attention, Layer, Ours, future, nearest
+from plmu.bench.peers import HEAD, LSTM, OURS, Attention, DelayProjection, Layer, future, nearest
 from plmu.bench.problems import Shape
 from plmu.bench.run import run
 
@@ -133,7 +133,7 @@ class Mamba2ByFLA(Mamba2):
 
 
 LAYERS: dict[str, tuple[type[Layer], ...]] = {
-    OURS: (Ours,),
+    OURS: (DelayProjection,),
     "linear attention": (LinearAttention,),
     "causal attention": (Attention,),
     "Mamba-2": (Mamba2ByItsAuthors, Mamba2ByFLA),

@@ -40,7 +40,7 @@ def test_parameters_match(shape: Shape, budget: int) -> None:
     counts = [layer.parameter_count() for layer in made.values()]
     assert max(counts) <= (1 + whole_layers.CLOSE) * min(counts) or shape is SHAPE
     ours, attention, mamba, lstm = (
-        made[kind] for kind in (peers.Ours, peers.Attention, layers.Mamba2ByItsAuthors, peers.LSTM)
+        made[kind] for kind in (peers.DelayProjection, peers.Attention, layers.Mamba2ByItsAuthors, peers.LSTM)
     )
     all_channels = shape.order * shape.channels * shape.out
     assert (ours.parameter_count() == all_channels) == (budget == all_channels)
@@ -57,7 +57,7 @@ def test_widths_of_small_layers() -> None:
     """Heads no wider than the input; below 512 channels in steps of 1 channel and 4 units, from there of 8 and 32."""
     made = {kind.__name__: kind(SHAPE, 256).width for kinds in peers.LAYERS.values() for kind in kinds}
     assert made == {
-        "Ours": "order 16 on 2 channels, after an encoder 8→2",
+        "DelayProjection": "order 16 on 2 channels, after an encoder 8→2",
         "LinearAttention": "1 × 8",
         "Attention": "1 × 8",
         "Mamba2ByItsAuthors": "1 × 8, expand 1, state 8",
@@ -67,7 +67,7 @@ def test_widths_of_small_layers() -> None:
     with torch.device("meta"):
         for channels, ours, units in ((511, 100, 324), (512, 96, 320)):
             shape = Shape(1, 1, channels, 512, 16, 5.0)
-            assert peers.Ours(shape, 870_000).layer.config["memory_size"] == ours
+            assert peers.DelayProjection(shape, 870_000).layer.config["memory_size"] == ours
             assert peers.LSTM(shape, 1_090_000).lstm.hidden_size == units
 
 
@@ -80,7 +80,7 @@ def test_the_nearest_multiple_is_no_smaller_than_one(value: float, multiple: int
 
 
 def test_ours_is_the_delay_network_and_its_weight_alone() -> None:
-    wide, narrow = peers.Ours(SHAPE, 16 * 8 * 8), peers.Ours(SHAPE, 16 * 8 * 8 - 1)
+    wide, narrow = peers.DelayProjection(SHAPE, 16 * 8 * 8), peers.DelayProjection(SHAPE, 16 * 8 * 8 - 1)
     assert [tuple(one.shape) for one in wide.parameters()] == [(8, 16, 8)]
     assert sorted(tuple(one.shape) for one in narrow.parameters()) == [(8, 8), (8, 16, 8)]
     assert wide.layer.config["theta"] == 5.0

@@ -165,10 +165,10 @@ def test_parameter_counts_match_within_five_per_cent(parameters: int, matched: b
 @pytest.mark.usefixtures("missing")
 def test_if_ours_is_wrong_nothing_is_compared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch)
-    right = peers.Ours.plain
-    monkeypatch.setattr(peers.Ours, "plain", lambda self, x: 1.01 * right(self, x))
+    right = peers.DelayProjection.plain
+    monkeypatch.setattr(peers.DelayProjection, "plain", lambda self, x: 1.01 * right(self, x))
     rows = {row["layer"]: row for row in whole_layers.compared(SHAPE, 256, torch.float32, "cpu", 1)}
-    assert rows["ours"]["skipped"].startswith("Ours: RuntimeError: wrong answer, relative error of output")
+    assert rows["ours"]["skipped"].startswith("DelayProjection: RuntimeError: wrong answer, relative error of output")
     for name in ("causal attention", "LSTM"):
         assert rows[name]["milliseconds forward and backward"] > 0
         assert not rows[name].keys() & {"times ours", "matched"}

@@ -40,7 +40,7 @@ class Layer(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
 
-class Ours(Layer):
+class DelayProjection(Layer):
     """The Delay Network and W_m: on all channels, or on as many as the budget allows, after an encoder."""
 
     def __init__(self, shape: Shape, budget: int) -> None:
@@ -148,7 +148,11 @@ class LSTM(Layer):
 
 OURS = "ours"
 # Each layer by its name in the results. Of several implementations the fastest correct one counts.
-LAYERS: dict[str, tuple[type[Layer], ...]] = {OURS: (Ours,), "causal attention": (Attention,), "LSTM": (LSTM,)}
+LAYERS: dict[str, tuple[type[Layer], ...]] = {
+    OURS: (DelayProjection,),
+    "causal attention": (Attention,),
+    "LSTM": (LSTM,),
+}
 
 
 def errors(layer: Layer, x: Tensor) -> dict[str, float]:

@@ -338,7 +338,7 @@ def _nearer_to_identity(matrix: Tensor) -> bool:
 
 
 def is_stable(matrix: Tensor) -> bool:
-    """Whether the powers of `matrix` die out, judged by squaring until they do or have clearly grown.
+    """Whether `matrix` is stable: its powers go to zero. Judged by squaring it until they vanish or have clearly grown.
 
     Unlike eigenvalues this is well conditioned for the strongly non-normal matrices of a Delay Network.
     """

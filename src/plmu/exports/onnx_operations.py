@@ -211,9 +211,9 @@ def _attend(g: Graph, op: ops.Attend) -> None:
 def _rotated(g: Graph, x: str, cos: Tensor, sin: Tensor) -> str:
     """x (…, features) with pairs of features, one of each half, rotated by angles with these cosines and sines."""
     half, c, s = cos.shape[-1], g.constant(cos), g.constant(sin)
-    left, right = g.nodes_of("Split", (x, g.integers(half, half)), 2, axis=-1)
-    first = g.node("Sub", g.node("Mul", left, c), g.node("Mul", right, s))
-    second = g.node("Add", g.node("Mul", left, s), g.node("Mul", right, c))
+    first_half, second_half = g.nodes_of("Split", (x, g.integers(half, half)), 2, axis=-1)
+    first = g.node("Sub", g.node("Mul", first_half, c), g.node("Mul", second_half, s))
+    second = g.node("Add", g.node("Mul", first_half, s), g.node("Mul", second_half, c))
     return g.node("Concat", first, second, axis=-1)
 
 
@@ -266,9 +266,15 @@ def _phase(g: Graph, op: ops.Phase) -> None:
 
 def _follow(g: Graph, op: ops.Follow) -> None:
     number, flag = _number(g, op)
+<<<<<<< HEAD
     one = g.constant(torch.ones(1, dtype=op.position.dtype))
     before = g.node("Clip", flag, *(g.number(float(bound), op.position.wide) for bound in (0, op.limit - 1)))
     g.put(op.out, g.node("Concat", g.node("Add", number, one), g.node("Add", before, one), axis=1))
+=======
+    unit = g.constant(torch.ones(1, dtype=op.position.dtype))
+    ones = g.node("Add", g.node("Sub", flag, flag), unit)  # a 1 for each sequence of the batch
+    g.put(op.out, g.node("Concat", g.node("Add", number, unit), ones, axis=1))
+>>>>>>> integ
 
 
 def _push(g: Graph, op: ops.Push) -> None:

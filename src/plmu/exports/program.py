@@ -102,8 +102,8 @@ class Elapse(Operation):
     """m after an interval Δ with input u: the top of e^{[[A, B], [0, 0]] Δ} [m ; u]. m is (order, channels).
 
     Δ is a sum of unit · 2ᵏ, each with a move of its own, and of a rest with `TERMS` terms of a Taylor series. Longer
-    intervals are cut to the sum of all moves, after which nothing is left of m. All is NaN for what is no interval: a
-    negative number, infinity or NaN.
+    intervals are cut to the sum of all moves, after which nothing is left of m. All is NaN for what is not an interval:
+    a negative number, infinity or NaN.
     """
 
     interval: Value
@@ -112,7 +112,7 @@ class Elapse(Operation):
     moves: Tensor  # (bits, order, order + 1)
     rate: Tensor  # [A | B], (order, order + 1)
     unit: float  # a power of two
-    near_identity: int  # so many of the first moves hold e^{A Δ} − I, and m is added
+    near_identity: int  # number of the first moves that hold e^{A Δ} − I: m is added to what they give
 
     def multiply_adds(self) -> int:
         return (len(self.moves) + TERMS) * self.rate.numel() * self.u.size

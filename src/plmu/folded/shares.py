@@ -23,7 +23,8 @@ class RunningShares(Folded):
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         counts = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
-        above = counted_above(x, self.thresholds, counts[:, -1:], self.positions)
+        step = counts[:, -1:]  # the last count is the number of steps so far
+        above = counted_above(x, self.thresholds, step, self.positions)
         counts = counts + above
         return shares_of(counts, self.positions).to(x.dtype), counts
 

@@ -135,8 +135,8 @@ class ThresholdShares(Steppable):
         """`forward` by the counts of every step, from the checked state `start`."""
         time = x.shape[1]
         at = torch.arange(time, device=x.device)
-        none = at.new_full((x.shape[0], time), -1)  # no reset so far
-        reset_steps = none if resets is None else torch.where(resets, at, -1).cummax(1).values
+        no_resets = at.new_full((x.shape[0], time), -1)
+        reset_steps = no_resets if resets is None else torch.where(resets, at, -1).cummax(1).values
         # Numbers of steps since the last reset, or since the sequence began.
         number = torch.where(reset_steps >= 0, at - reset_steps, at + start[:, -1:]).to(start.dtype)[:, :, None]
         above = counted_above(keep_valid(x, lengths), self.thresholds, number, self.positions)

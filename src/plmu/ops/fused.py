@@ -135,34 +135,40 @@ class Fused(Algorithm):
         return self._why_not_hopper(case)
 
     def options(self, case: Case) -> list[Option]:
-        """One option. Its estimate rounds sizes up to whole tiles: of chunks, of 64 channels, and of 64, 128 or 256
-        outputs. It counts carried states even if the response fades within a chunk, since a case does not have the
-        system's values. With groups a tile has channels of one group alone, in the gradient of u too; for the kernel
-        that filters after the product (`gluon_input_gradient`), this counts too much."""
+        """One option: the time to carry states, plus that of the products.
+
+        The estimate rounds sizes up to whole tiles: of chunks, of 64 channels, and of 64, 128 or 256 outputs. It counts
+        carried states even if the response fades within a chunk, since a case does not have the system's values. With
+        groups a tile has channels of one group alone, in the gradient of u too; for the kernel that filters after the
+        product (`gluon_input_gradient`), this counts too much. A product in float32 is several products of parts in
+        half precision (`plmu.ops.gpu.float32`).
+        """
         from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, tiles
 
-        _, passed = grouping(case.batch, case.time, case.channels, case.groups)  # one after another
+        _, chunks_in_a_row = grouping(case.batch, case.time, case.channels, case.groups)
         carries = self.CARRIES - 1 if case.kind == "project" and self._keeps(case) else self.CARRIES
-        carrying = carries * passed * rows_of(case.order) * self.CARRIED_ROW
+        carrying = carries * chunks_in_a_row * rows_of(case.order) * self.CARRIED_ROW
         if case.kind == "states":
             moved = HALF * self.STATES_TRAFFIC * case.states
             seconds = case.rates.seconds(flops=0, moved=moved, launches=self.STATES_LAUNCHES, half=True, own=True)
             return [Option(self.ALL_STATES, carrying + seconds, CHUNK)]
         float32 = case.dtype == torch.float32
         widest = self.WIDE_IN_PARTS if float32 else 256
-        wide = min(widest, 256 if case.out > 128 else 128 if case.out > 64 else 64)
+        tile_outputs = min(widest, 256 if case.out > 128 else 128 if case.out > 64 else 64)
         steps = tiles(case.time, CHUNK) * CHUNK
         width = case.channels // case.groups
-        channels, outputs = case.groups * tiles(width, self.TILE) * self.TILE, tiles(case.out, wide) * wide
+        channels = case.groups * tiles(width, self.TILE) * self.TILE
+        outputs = tiles(case.out, tile_outputs) * tile_outputs
         products = self.FLOPS * case.batch * steps * case.order * channels * outputs
-        slower = self.RESETS_SLOWER_IN_PARTS if float32 else self.RESETS_SLOWER
-        extra = (slower if case.resets else 1) * (1 + (CHUNK + self.PAST) / wide)
+        resets_slower = self.RESETS_SLOWER_IN_PARTS if float32 else self.RESETS_SLOWER
+        # Beside the products of m and the weight, m itself is made for each tile of outputs.
+        slower = (resets_slower if case.resets else 1) * (1 + (CHUNK + self.PAST) / tile_outputs)
         if case.groups > 1:  # a third of the products is in narrower tiles
-            narrow = min(widest, 256 if width > 128 else 128 if width > 64 else 64)
-            extra += max(0.0, (CHUNK + self.PAST) * (1 / narrow - 1 / wide)) / 3
-        extra *= self.IN_PARTS if float32 else 1
+            tile_channels = min(widest, 256 if width > 128 else 128 if width > 64 else 64)
+            slower += max(0.0, (CHUNK + self.PAST) * (1 / tile_channels - 1 / tile_outputs)) / 3
+        slower *= self.IN_PARTS if float32 else 1
         moved = (FLOAT if float32 else HALF) * self.TRAFFIC * case.moved
-        seconds = case.rates.seconds(flops=products * extra, moved=moved, launches=self.LAUNCHES, half=True, own=True)
+        seconds = case.rates.seconds(flops=products * slower, moved=moved, launches=self.LAUNCHES, half=True, own=True)
         return [Option(self.name, carrying + seconds, CHUNK)]
 
     def explain(self, option: Option) -> str:

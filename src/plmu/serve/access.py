@@ -77,8 +77,8 @@ class Access:
         self._attempts: dict[str, Rate] = {}  # of networks that have sent wrong tokens
 
     def check(self, scope: Scope, needs_token: bool = True) -> None:
-        """Raise BadMessage for a Host that is none (status 400), a wrong token (401), a wrong host or a page of another
-        site (403), and too many wrong tokens (429)."""
+        """Raise BadMessage for a Host that is not a name (status 400), a wrong token (401), a wrong host or a page of
+        another site (403), and too many wrong tokens (429)."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         name = _hostname(host)
@@ -145,7 +145,7 @@ def query_of(scope: Scope) -> dict[str, str]:
 
 
 def _parts(url: str) -> SplitResult | None:
-    """The parts of a URL; None if it is none."""
+    """The parts of a URL; None if it is not a URL."""
     try:
         return urlsplit(url)
     except ValueError:

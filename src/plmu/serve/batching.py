@@ -278,7 +278,7 @@ class Batcher:
 
 
 def _answer(requests: list[Request]) -> None:
-    """Let those go on who wait for these requests."""
+    """Wake those who wait for these requests."""
     for request in requests:
         if request.future is not None and not request.future.done():
             request.future.set_result(None)

@@ -165,8 +165,8 @@ class Work:
         return self.forecasts.next_step(self.sessions.state(session.row))
 
     def _begin(self, request: Request, session: Session, forecasts: Forecasts, records: bytearray) -> bool:
-        """Let a session's first sample be at the time of its message, or compare the time of later ones. Returns
-        whether the message's samples can be taken."""
+        """Start a session at the time of its first message, or compare the time of a later message with the step that
+        comes next. Returns whether the message's samples can be taken."""
         message, step = request.message, self.next_step(session)
         assert message is not None
         if step is None or (not session.steps and message.start not in (None, step)):
@@ -186,7 +186,7 @@ class Work:
         return True
 
     def _start(self, session: Session, step: int) -> None:
-        """Let the first sample of a session be at this step."""
+        """Reset a session, so that its first sample is at this step."""
         assert self.forecasts is not None
         self.sessions.reset(session.row, self.forecasts.state_at(step))
 

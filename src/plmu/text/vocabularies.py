@@ -119,7 +119,8 @@ def train_pieces(sentences: Iterable[str], size: int) -> str:
 
 
 def companions(source: Vocabulary, target: Vocabulary) -> dict[str, str]:
-    """Names and contents of the files to write beside a model."""
+    """Names and contents of the files to write beside a model: the tokenizer that both languages share, or a list of
+    words for each."""
     if isinstance(source, Pieces):
         return {TOKENIZER_FILE: source.text}
     assert isinstance(source, Words)

@@ -144,12 +144,13 @@ class SequenceClassifier(Estimator):
         return arrays, labels
 
     def _features(self, arrays: list[Array], normalize: Any) -> tuple[Sequential, Tensor]:
-        """The layers before the readout, built for these series, and their outputs (examples, features)."""
+        """The layers before the readout, built for these series, and their outputs (examples, features). `normalize` is
+        True, False or "both", as in `threshold_features.padded`."""
         x, lengths = threshold_features.padded(arrays, normalize)
         front = threshold_features.build(
             x,
             lengths,
-            2 if normalize == "both" else 1,
+            sources=2 if normalize == "both" else 1,
             order=self.order,
             windows=self._windows(x.shape[1]),
             projections=self.projections,

@@ -49,9 +49,10 @@ _HEAD = 1000  # values
 _FEW = 0.02  # share of rows that may still have the same time and name of a series
 _ROWS, _TRIED = 10, 8  # fewest rows of a series where several columns name it, and most columns that are combined
 Numbers = NDArray[np.float64]
-_WHOLE = 0.5  # share of its steps that a series of a panel has, at least: else a column describes rows
+# Least `_completeness` of the series that columns name; with less, a column describes rows and does not name series.
+_COMPLETE = 0.5
 LARGEST = 1e15  # absolute value up to which sums of squares are finite in float32
-_FULL = 0.75  # share of all times that it has, at least, where integers name it, which may be measurements
+_COMPLETE_BY_INTEGERS = 0.75  # the same where integers name them, which may be measurements; of all times
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,8 @@ def _ids(table: Table, time: str | None, taken: set[str | None], config: SeriesC
         most = rows / (2 if len(names) == 1 else _ROWS)
         if 1 < len(series) <= most and rows - len(np.unique(place * len(series) + joined)) <= _FEW * rows:
             worded = any(table.kind(name) == "text" for name in names)
-            if _completeness(plain(times), joined) >= _WHOLE and (worded or _completeness(place, joined, 1) >= _FULL):
+            complete = _completeness(plain(times), joined) >= _COMPLETE
+            if complete and (worded or _completeness(place, joined, 1) >= _COMPLETE_BY_INTEGERS):
                 return names
             sparse = sparse or names
     if 2 * repeated > rows and config.duplicates == "mean":

@@ -39,8 +39,13 @@ class Form:
         return values[:, 0] if self.flat else values
 
     def table(self, columns: dict[str, Any], stamps: NDArray[Any] | None = None) -> Any:
-        """A data frame of these columns, with a column or an index of times where the series has one and `stamps`, in
-        UTC, are given."""
+        """A data frame of these columns.
+
+        Args:
+            columns: values by name.
+            stamps: the times of the rows, in UTC. They become a column or the index, as in the series; None, or a
+                series without times, gives a frame without.
+        """
         library = sys.modules[self.frame or "polars"]
         if stamps is None or self.times is None:
             return library.DataFrame(columns)

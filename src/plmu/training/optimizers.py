@@ -166,7 +166,7 @@ def _ahead(gradients: list[Tensor], moments: list[Tensor], momentum: float) -> T
 
 
 def _apply(params: list[Tensor], update: Tensor, rate: Tensor | float, decay: float) -> None:
-    """Let parameters decay, and subtract their updates."""
+    """Apply weight decay, and subtract the updates."""
     changes, sizes = [], []
     for p, change in zip(params, update.to(params[0].dtype), strict=True):
         rows, columns = p.shape[0], p[0].numel()

@@ -228,7 +228,7 @@ def _segmented_turn(
     """m of chunk c for a turn, with resets. Except in the FIRST turn, the current tile of m is multiplied into the
     weight meanwhile, so that tensor cores are busy while tables are cut."""
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    left: gl.constexpr = gl.DotOperandLayout(0, narrow, 2)
+    left_operand: gl.constexpr = gl.DotOperandLayout(0, narrow, 2)
     TOGETHER: gl.constexpr = HISTORY and ROWS <= 32  # both tables fit the registers
     zeros = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
     if TOGETHER and not FIRST:
@@ -237,8 +237,8 @@ def _segmented_turn(
         c, buffers, barriers, turn, since, blocks_before, ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, REVERSED
     )
     if HISTORY:
-        before = (CHUNK if REVERSED else -ROWS) + gl.arange(0, ROWS, layout=gl.SliceLayout(0, left))
-        carried = cut_table(carried.load(left), mark, before, REVERSED)
+        before = (CHUNK if REVERSED else -ROWS) + gl.arange(0, ROWS, layout=gl.SliceLayout(0, left_operand))
+        carried = cut_table(carried.load(left_operand), mark, before, REVERSED)
     token = warpgroup_mma(carried, past, zeros, use_acc=False, is_async=True)
     if not TOGETHER:
         if not FIRST:
@@ -248,7 +248,9 @@ def _segmented_turn(
         step = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, narrow))
         reached = step >= CHUNK - reach if REVERSED else step < reach
         token = gl.where(reached[:, None], token, 0.0)
-    kernel = cut_table(kernel.load(left), mark, gl.arange(0, CHUNK, layout=gl.SliceLayout(0, left)), REVERSED)
+    kernel = cut_table(
+        kernel.load(left_operand), mark, gl.arange(0, CHUNK, layout=gl.SliceLayout(0, left_operand)), REVERSED
+    )
     token = warpgroup_mma(kernel, inputs, token, is_async=True)
     if FIRST:
         return warpgroup_mma_wait(0, deps=(token,)), acc, half
@@ -284,7 +286,7 @@ def _multiply_for_project(
     us, _, ws, _, _ = buffers
     turn_full, turn_empty, block_full, block_empty, tables_full = barriers
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
-    left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    left_operand: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     table: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16]), 2)
     # From the layout of tensor cores to 16 bytes a thread, in two exchanges that need no shared memory.
     halfway: gl.constexpr = _for_stores(CHUNK, OUT, (2, 16), (8, 4))
@@ -316,7 +318,7 @@ def _multiply_for_project(
             )
             next_m = warpgroup_mma_wait(0, deps=(token,))
         next_m = _within(next_m, begin, inputs, BLOCKS, WIDTH, MASKED, UNIT)
-        m = gl.convert_layout(next_m.to(operand), left)
+        m = gl.convert_layout(next_m.to(operand), left_operand)
         if ORDER == 1:
             mbarrier.arrive(block_empty.index(half), count=1)
         for turn in range(turns - 1):
@@ -340,7 +342,7 @@ def _multiply_for_project(
             if (turn + 1) % ORDER == ORDER - 1:
                 mbarrier.arrive(block_empty.index(half), count=1)
             next_m = _within(next_m, begin + (turn + 1) // ORDER, inputs, BLOCKS, WIDTH, MASKED, UNIT)
-            m = gl.convert_layout(next_m.to(operand), left)
+            m = gl.convert_layout(next_m.to(operand), left_operand)
         base += turns
         blocks_before += end - begin
         part = ws.index((base - 1) % STAGES)

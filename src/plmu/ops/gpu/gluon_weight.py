@@ -111,7 +111,7 @@ def _multiply_for_weight(
     us, _, gs, _, _ = buffers
     _, empty, tables_full = barriers
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
-    left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    left_operand: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     operand: gl.constexpr = us.dtype
     turns = end - begin
     acc = gl.zeros((WIDTH, OUT), gl.float32, wide)
@@ -122,7 +122,7 @@ def _multiply_for_weight(
         marked = _marks_of(marks, gl.minimum(begin + 1, end - 1), ROWS, CHUNK, HISTORY)
     else:
         token = _transposed_tile(c, buffers, barriers, 0, ROWS, CHUNK, WIDTH, STAGES)
-    m = gl.convert_layout(warpgroup_mma_wait(0, deps=(token,)).to(operand), left)
+    m = gl.convert_layout(warpgroup_mma_wait(0, deps=(token,)).to(operand), left_operand)
     for turn in range(turns - 1):
         if SEGMENTED:  # tables are cut while the matrix units are busy
             sums = warpgroup_mma(m, gs.index(turn % STAGES).reshape([CHUNK, OUT]), acc, is_async=True)
@@ -134,7 +134,7 @@ def _multiply_for_weight(
             sums = warpgroup_mma(m, gs.index(turn % STAGES).reshape([CHUNK, OUT]), acc, is_async=True)
         next_m, acc = warpgroup_mma_wait(0, deps=(token, sums))
         mbarrier.arrive(empty.index(turn % STAGES), count=1)
-        m = gl.convert_layout(next_m.to(operand), left)
+        m = gl.convert_layout(next_m.to(operand), left_operand)
     acc = warpgroup_mma(m, gs.index((turns - 1) % STAGES).reshape([CHUNK, OUT]), acc)
     channel = column + gl.arange(0, WIDTH, layout=gl.SliceLayout(1, wide))
     output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))

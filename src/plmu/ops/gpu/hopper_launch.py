@@ -126,7 +126,7 @@ def project(sizes: Sizes, features: int = 0, bias: bool = False, relu: bool = Fa
     weight_box = (WIDTH, out) if sizes.reversed else (out, WIDTH)
     tiled: tuple[Tiled, ...] = (
         ((batch, sizes.time, inputs), (1, CHUNK, WIDTH)),
-        _past(sizes, across),
+        _tiled_past(sizes, across),
         ((inputs if sizes.reversed else outputs, order * channels), weight_box),
         *_tables(sizes),
     )
@@ -183,7 +183,7 @@ def weight_gradient(sizes: Sizes) -> WeightGradient:
     share, shares = divide_into_shares(total, columns * outputs, sizes.device)
     tiled = (
         ((sizes.batch, sizes.time, channels), (1, CHUNK, WIDTH)),
-        _past(sizes),
+        _tiled_past(sizes),
         ((sizes.batch, sizes.time, out), (1, CHUNK, OUT)),
         *_tables(sizes),
     )
@@ -225,8 +225,12 @@ def _shared_by_input_gradient(rows: int, blocks: int) -> int:
     return 2 * (2 * blocks * CHUNK * WIDTH + (2 + 4) * CHUNK * rows + 6 * rows * rows) + 2 * 2048 + 1024
 
 
-def _past(sizes: Sizes, systems: int = 1) -> Tiled:
-    """The shape and tile of the inputs before chunks, or of the states: (sequences, steps, channels)."""
+def _tiled_past(sizes: Sizes, systems: int = 1) -> Tiled:
+    """The shape and tile of the tensor that has the past of each chunk, `rows` rows: (sequences, steps, channels).
+
+    With `history` it is the input itself, whose steps next to a chunk are read; else the states before all chunks of
+    all `systems`, one below the other.
+    """
     if sizes.history:
         return (sizes.batch, sizes.time, sizes.inputs), (1, sizes.rows, WIDTH)
     return (1, systems * sizes.batch * sizes.chunks * sizes.rows, sizes.inputs), (1, sizes.rows, WIDTH)

@@ -33,7 +33,7 @@ _DATE = re.compile(
     re.VERBOSE,
 )
 _NUMBER_LIKE = re.compile(r"\s*\d{8}\s*|\s*\d{4}\.\d{1,2}\s*")  # also dates, but more likely numbers
-# What people mean as a time, though it may be none that is read: three numbers of a date, a clock, the name of a month
+# What people mean as a time, though it may not be readable: three numbers of a date, a clock, the name of a month
 # beside a number, or a year with a letter and a number.
 _TIME_LIKE = re.compile(
     r"""\s*(\w{2,10}[,.]?\s+)?(\d{4}([-/.\s])\d{1,2}\3\d{1,2} | \d{1,2}([-/.\s])\d{1,2}\4\d{4})\b.*
@@ -75,7 +75,7 @@ def looks_like_date(cell: str) -> bool:
 
 
 def looks_like_time(cell: str) -> bool:
-    """Whether a cell is meant as a date or time, also if it is none that can be read."""
+    """Whether a cell is meant as a date or time, even if it cannot be read as such."""
     return bool(_TIME_LIKE.fullmatch(plain(cell)) or _DATE.fullmatch(plain(cell)))
 
 

@@ -174,8 +174,12 @@ class Table:
         return stamps
 
     def unread_time(self, name: str, named: bool) -> str | None:
-        """The place and text of the first cell of a column of text of which most cells are meant as times, though not
-        as such that are read; None for other columns. `named` says that the column is called so: then digits do."""
+        """The place and text of the first cell, if a column of text seems to have times that cannot be read; else None.
+
+        Args:
+            name: of the column.
+            named: whether its name says that it has times: then cells with digits are enough.
+        """
         if self.kind(name) != "text":
             return None
         column = self._column(name)

@@ -194,7 +194,7 @@ def _multiply_for_project(
     turn_full, turn_empty, block_full, block_empty, tables_full, ahead = barriers
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
-    left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    left_operand: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     table: gl.constexpr = gl.DotOperandLayout(0, narrow, 2)
     rows: gl.constexpr = gl.SliceLayout(1, wide)
     columns: gl.constexpr = gl.SliceLayout(0, narrow)
@@ -244,7 +244,7 @@ def _multiply_for_project(
                     mbarrier.arrive(block_empty.index(c), count=1)
                 up, down = powers_of_two(gl.max(gl.abs(m), 1))
                 m1, m2 = halves(m * up[:, None])
-                m1, m2 = gl.convert_layout(m1, left), gl.convert_layout(m2, left)
+                m1, m2 = gl.convert_layout(m1, left_operand), gl.convert_layout(m2, left_operand)
                 w1 = ws.index(2 * stage).reshape([WIDTH, OUT] if REVERSED else [OUT, WIDTH])
                 w2 = ws.index(2 * stage + 1).reshape([WIDTH, OUT] if REVERSED else [OUT, WIDTH])
                 if not REVERSED:

@@ -129,7 +129,7 @@ def _multiply_for_weight(
     full, empty, tables_full, ahead = barriers
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
-    left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    left_operand: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     rows: gl.constexpr = gl.SliceLayout(1, wide)
     steps: gl.constexpr = gl.SliceLayout(1, narrow)
     sums = gl.zeros((WIDTH, OUT), gl.float32, wide)
@@ -162,7 +162,7 @@ def _multiply_for_weight(
             mbarrier.arrive(ahead.index(stage), count=1)
         up, down = powers_of_two(gl.max(gl.abs(m), 1))
         m1, m2 = halves(m * up[:, None])
-        m1, m2 = gl.convert_layout(m1, left), gl.convert_layout(m2, left)
+        m1, m2 = gl.convert_layout(m1, left_operand), gl.convert_layout(m2, left_operand)
         added = gl.zeros((WIDTH, OUT), gl.float32, wide)
         added = product((m1, m2), (gs.index(2 * stage), gs.index(2 * stage + 1)), added, True)
         down = gl.convert_layout(down * 2.0**-14, rows)
