@@ -266,15 +266,9 @@ def _phase(g: Graph, op: ops.Phase) -> None:
 
 def _follow(g: Graph, op: ops.Follow) -> None:
     number, flag = _number(g, op)
-<<<<<<< ours
-    one = g.constant(torch.ones(1, dtype=op.position.dtype))
-    before = g.node("Clip", flag, *(g.number(float(bound), op.position.wide) for bound in (0, op.limit - 1)))
-    g.put(op.out, g.node("Concat", g.node("Add", number, one), g.node("Add", before, one), axis=1))
-=======
     unit = g.constant(torch.ones(1, dtype=op.position.dtype))
-    ones = g.node("Add", g.node("Sub", flag, flag), unit)  # a 1 for each sequence of the batch
-    g.put(op.out, g.node("Concat", g.node("Add", number, unit), ones, axis=1))
->>>>>>> theirs
+    before = g.node("Clip", flag, *(g.number(float(bound), op.position.wide) for bound in (0, op.limit - 1)))
+    g.put(op.out, g.node("Concat", g.node("Add", number, unit), g.node("Add", before, unit), axis=1))
 
 
 def _push(g: Graph, op: ops.Push) -> None:
