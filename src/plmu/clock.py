@@ -23,6 +23,8 @@ _DIGITS = re.compile(r"^(?:\d{14}|\d{12}|\d{10}|\d{8}|\d{6})$")  # 20240131, and
 _SAMPLE = 10_000  # times from which the offset of a series is measured
 _TOGETHER = 0.9  # length of the mean direction of times on the circle of a step, above which they are regular
 
+NO_ZONE = "its times have a time zone, and those of the training data have none: write them without one, as these are"
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -75,7 +77,7 @@ class Clock:
         Args:
             time: a number where the times of the data are numbers or rows; else a date or time as in ISO 8601, such as
                 "2024-01-31 06:00", or its digits alone, 202401310600. With a time zone, it is converted to that of the
-                data, or to UTC.
+                data, which must have one.
 
         Raises:
             ValueError: it is no such time.
@@ -97,11 +99,17 @@ class Clock:
             stamp = stamp.astimezone(UTC).replace(tzinfo=None) if zoned else stamp
         except (ValueError, OverflowError):
             example = self.times(np.array([1]))[0]
-            raise ValueError(f"{text[:60]!r} is not a date or time: write it as {example!r}") from None
+            raise ValueError(f"{str(time).strip()[:60]!r} is not a date or time: write it as {example!r}") from None
         return self.step_of_date(np.datetime64(stamp, "us"), zoned)
 
     def step_of_date(self, date: np.datetime64, zoned: bool = False) -> int:
-        """The step of a date in the time zone of the data, or if `zoned` in UTC. Only for clocks of dates."""
+        """The step of a date in the time zone of the data, or if `zoned` in UTC. Only for clocks of dates.
+
+        Raises:
+            ValueError: it is in UTC, and the time zone of the data is not known.
+        """
+        if zoned and self.zone is None:
+            raise ValueError(NO_ZONE)
         if zoned and self.zone:
             date = date + np.timedelta64(self.zone, "m")
         return int(self.steps(np.array([date]))[0])

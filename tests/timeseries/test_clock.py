@@ -11,6 +11,7 @@ import pytest
 
 import plmu
 from plmu.clock import Clock
+from plmu.timeseries.clock import step_of
 
 DAYS = np.datetime64("1990-02-05")  # a Monday
 CLOCKS = {
@@ -64,12 +65,24 @@ def test_times_in_iso_8601_with_and_without_a_zone(time: str, step: int) -> None
     assert CLOCKS["quarter hours"].step_of(time) == step
 
 
+@pytest.mark.parametrize("time", ["2024-03-11T10:45+02:00", "2024-03-11 10:45Z", "2024-03-11 10:45 CET"])
+def test_a_zone_where_the_data_has_none_is_refused(time: str) -> None:
+    clock = Clock("time", 0.0, 9e8)
+    with pytest.raises(ValueError, match="have a time zone, and those of the training data have none"):
+        step_of(clock, time)
+
+
 @pytest.mark.parametrize(
     "time", ["soon", "05.02.1990", "19900231", "1990023", "1990-13-01", "", "0001-01-01T00:00+14:00"]
 )
 def test_other_texts_are_no_times(time: str) -> None:
     with pytest.raises(ValueError, match="is not a date or time: write it as '1990-02-05 00:15-05:00'"):
         CLOCKS["quarter hours"].step_of(time)
+
+
+def test_an_error_names_the_time_as_it_was_written() -> None:
+    with pytest.raises(ValueError, match="'1709251200' is not a date or time"):
+        CLOCKS["quarter hours"].step_of("1709251200")
 
 
 @pytest.mark.parametrize("time", ["inf", "nan", "1e300", "2024-01-01", ""])

@@ -67,6 +67,12 @@ def test_lines_of_forecasts_have_names_and_times(load_run: Path, capsys: pytest.
     assert answers[0]["forecast"] != answers[1]["forecast"]
 
 
+def test_a_time_for_lines_that_have_times_is_refused(load_run: Path) -> None:
+    options = Options(time="2024-01-01")
+    with pytest.raises(ValueError, match="it has a time, 2024-01-01 00:00: leave out --time 2024-01-01"):
+        show(load_run, written().splitlines(keepends=True)[:3], options, io.StringIO())
+
+
 def test_gaps_between_lines(load_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing step is filled, or an error; after a long gap a new sequence begins; times must increase."""
     header, *rows = written().splitlines(keepends=True)
@@ -210,11 +216,11 @@ def test_an_export_names_the_columns(load_run: Path, tmp_path: Path) -> None:
 
 def test_a_saved_state_knows_its_time(load_run: Path, tmp_path: Path) -> None:
     """The next line must follow; without times it does."""
-    header, *rows = written().splitlines(keepends=True)
+    _, *rows = written().splitlines(keepends=True)
 
     def streamed(lines: list[str], state: Path | None = None) -> list[Any]:
         out = io.StringIO()
-        show(load_run, [header, *lines], Options(json=True, state=state), out)
+        show(load_run, lines, Options(json=True, state=state), out)
         return [{**json.loads(line), "line": 0} for line in out.getvalue().splitlines()]
 
     whole, state = streamed(rows[5:17]), tmp_path / "state"

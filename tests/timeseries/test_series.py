@@ -252,6 +252,14 @@ def test_times_keep_the_time_zone_of_the_file(data: Any, tmp_path: Path) -> None
     assert step_of(one.clock, "2024-01-01 05:00") == 5
 
 
+def test_times_with_a_zone_are_refused_where_the_training_data_has_none(data: Any, tmp_path: Path) -> None:
+    """They could be hours apart, which is a wrong phase of the season."""
+    one = data(hours())
+    (tmp_path / "other.csv").write_text("time,v\n2024-01-01 05:00+02:00,1\n")
+    with pytest.raises(DataError, match=r"other\.csv, column 'time': its times have a time zone"):
+        load(SeriesConfig(file=tmp_path / "other.csv"), (one.columns, one.clock))
+
+
 def test_several_time_zones_are_converted_to_utc(data: Any) -> None:
     """As where the clocks change to summer time."""
     rows = [f"2024-03-31T{i:02d}:00+0{1 if i < 2 else 2}:00,{i}" for i in (0, 1, 3, 4, 5, 6)]

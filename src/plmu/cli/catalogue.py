@@ -20,7 +20,7 @@ OWN_DATA = {
     "forecast": Entry(
         "the next steps of a table of your own, fitted in seconds",
         "plmu.timeseries.forecast_experiment:Forecast",
-        "a table with a row for each time and columns of numbers, as CSV, Parquet or NumPy",
+        "a table with a row for each time and columns of numbers, as CSV, Parquet, NumPy, JSON or Excel",
     ),
     "classify": Entry(
         "the class of labelled series of your own",

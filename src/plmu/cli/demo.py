@@ -80,7 +80,7 @@ def _demo(path: Path, out: Path) -> None:
         _say("", f"{out / 'onnx'}: one step for ONNX Runtime")
 
     command = _command()
-    print("\nnext: a table of your own, as CSV, Parquet or NumPy")
+    print("\nnext: a table of your own, as CSV, Parquet, NumPy, JSON or Excel")
     print(f"  {command} train forecast my.csv")
     print(f"  {command} train forecast --help")
 

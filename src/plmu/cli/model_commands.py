@@ -95,7 +95,7 @@ def predict_parser() -> Parser:
         "file",
         type=Path,
         nargs="?",
-        help="CSV, Parquet or NumPy file, or a folder of them, with the columns of the run's file",
+        help="CSV, Parquet, NumPy, JSON or Excel file, or a folder of them, with the columns of the run's file",
     )
     parser.add_argument("--data.file", type=Path, help="the same file, as an option")
     parser.add_argument(

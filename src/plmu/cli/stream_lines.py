@@ -130,6 +130,8 @@ class LineStream:
             ValueError: `time` is not written as the times of the training data are, or does not follow the one before.
         """
         step = None if time is None else step_of(forecasts.clock, time)
+        if step is not None and self.options.time is not None:
+            raise ValueError(f"it has a time, {time}: leave out --time {self.options.time}, which is for lines without")
         expected = forecasts.next_step(self.stream.state) if self.stream.steps and not self.ended else None
         gap = 0 if step is None or expected is None else step - expected
         if gap and expected is not None and self._fill(gap, forecasts.time_of(expected), forecasts.model.lookback):

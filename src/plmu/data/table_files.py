@@ -37,7 +37,7 @@ def table_files(path: Path) -> list[Path]:
         if path.is_file():
             return [path]
         if not path.is_dir():
-            raise DataError(f"{path} is not there: give a CSV, Parquet or NumPy file, or a folder of them")
+            raise DataError(f"{path} is not there: give a CSV, Parquet, NumPy, JSON or Excel file, or a folder of them")
     except OSError as error:
         raise unreadable(error, path) from None
     files = _tables_in(path)

@@ -127,9 +127,9 @@ class Forecaster(Estimator):
 
         Args:
             X: (time,) or (time, channels), a data frame whose columns are channels, or a list of them; or the path of a
-                CSV, Parquet or NumPy file, or what `plmu.timeseries.read_series` returns. In a frame of pandas or
-                polars, time stamps (a column, or the index) tell where later rows are in the season. Rows at the end in
-                which only covariates have values are ahead of the series.
+                CSV, Parquet, NumPy, JSON or Excel file, or what `plmu.timeseries.read_series` returns. In a frame of
+                pandas or polars, time stamps (a column, or the index) tell where later rows are in the season. Rows at
+                the end in which only covariates have values are ahead of the series.
             y: not used; for scikit-learn.
             starts: for arrays and frames, the number of the first row of each series on a clock that they share. By
                 default time stamps tell, or all begin together.

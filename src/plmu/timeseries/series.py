@@ -129,7 +129,7 @@ def read_series(path: str | Path, **options: Any) -> SeriesData:
     >>> forecaster = plmu.Forecaster(horizon=24).fit(data)
 
     Args:
-        path: CSV, Parquet or NumPy file, or a folder of them with a series each.
+        path: CSV, Parquet, NumPy, JSON or Excel file, or a folder of them with a series each.
         options: `time`, `values`, `covariates`, `id`, `step`, `missing`, `longest_gap`, `irregular`, `duplicates`,
             `bad`, `absent`, `day_first` and `header`, which `plmu train forecast --help` describes as --data.NAME.
 
@@ -156,7 +156,7 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
         DataError: there is no file, or something in it is at fault.
     """
     if config.file is None:
-        raise DataError("give your data as --data.file: a CSV, Parquet or NumPy file, or a folder of them")
+        raise DataError("give your data as --data.file: a CSV, Parquet, NumPy, JSON or Excel file, or a folder of them")
     tables = read_tables(config.file, config.header)
     columns = find_columns(tables, config) if like is None else like[0]
     for table in tables:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from plmu.clock import NO_ZONE
 from plmu.data.table_files import stem
 from plmu.errors import DataError
 from plmu.timeseries.columns import LARGEST, Columns
@@ -40,10 +41,10 @@ def raw_series(
         columns: its columns of times, values, covariates and names of series.
         config: how to read them.
         several: whether there are other files, so that series are named by their file, too.
-        zone: minutes east of Greenwich, in which times that have a time zone are returned.
+        zone: minutes east of Greenwich, in which times that have a time zone are returned; None refuses them.
 
     Raises:
-        DataError: a value is too large to compute with.
+        DataError: a value is too large to compute with, or times have a time zone and `zone` is None.
     """
     numbers = {name: table.numbers(name, config.bad) for name in columns.read}
     values = np.stack(list(numbers.values()), axis=1)
@@ -63,7 +64,9 @@ def raw_series(
     times = None
     if columns.time is not None:
         times = table.times(columns.time, config.day_first, config.bad)
-        if zone and table.zone(columns.time) is not None:
+        if table.zone(columns.time) is not None:
+            if zone is None:
+                raise DataError(f"{table.path}, column {columns.time!r}: {NO_ZONE}")
             times = times + np.timedelta64(zone, "m")
     name = stem(table.path) if several else ""
     if columns.id is None:

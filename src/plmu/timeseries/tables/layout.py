@@ -61,7 +61,7 @@ def find_layout(path: Path, open_file: Callable[[], AbstractContextManager[IO[by
     encoding, notes = _encoding(start)
     text = start.decode(encoding, errors="replace").removeprefix("\ufeff")
     if "\0" in text:
-        raise DataError(f"{path} is not a text file: give CSV, Parquet (.parquet) or NumPy (.npy, .npz)")
+        raise DataError(f"{path} is not a text file: give CSV, Parquet (.parquet), NumPy (.npy, .npz), JSON or Excel")
     returns = "\n" not in text and "\r" in text  # as old Macs wrote
     lines = text.split("\r" if returns else "\n")
     if not whole and len(lines) > 1:
