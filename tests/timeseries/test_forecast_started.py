@@ -59,11 +59,14 @@ def by_sessions(model: Any, rows: Any, start: int) -> Any:
     return [sessions.push({row: sample})[row] for sample in rows][-1]
 
 
+MINE = {"Session-Secret": "of-the-client-of-tests"}
+
+
 class Onnx:
     """The program of docs/deploy.md."""
 
     def __init__(self, model: Any, folder: Path) -> None:
-        (path,) = plmu.export(model, folder, to="onnx").files
+        path, _ = plmu.export(model, folder, to="onnx").files
         self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         self.about = self.session.get_modelmeta().custom_metadata_map
 
@@ -216,7 +219,7 @@ def message(first: int, last: int, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("first", [0, 7, 100])
 def test_a_server_takes_the_time_of_the_first_sample(load_run: Path, first: int) -> None:
     server = make_server(deployed.load(load_run), ServerOptions())
-    with TestClient(server.app(), base_url="http://127.0.0.1") as client:
+    with TestClient(server.app(), base_url="http://127.0.0.1", headers=MINE) as client:
         answer = client.post("/step", json=message(first, first + ROWS)).json()
         assert "warning" not in answer
         check_answer(answer, load_run, first)
@@ -230,7 +233,7 @@ def test_a_server_takes_the_time_of_the_first_sample(load_run: Path, first: int)
 
 def test_a_server_says_where_it_takes_a_stream_to_begin(load_run: Path) -> None:
     server = make_server(deployed.load(load_run), ServerOptions())
-    with TestClient(server.app(), base_url="http://127.0.0.1") as client:
+    with TestClient(server.app(), base_url="http://127.0.0.1", headers=MINE) as client:
 
         def ask(**content: Any) -> Any:
             return client.post("/step", json={"session": "a", **content})
@@ -269,7 +272,7 @@ def test_a_server_says_where_it_takes_a_stream_to_begin(load_run: Path) -> None:
 )
 def test_a_wrong_time_is_an_error(load_run: Path, content: dict[str, Any], fault: str) -> None:
     server = make_server(deployed.load(load_run), ServerOptions())
-    with TestClient(server.app(), base_url="http://127.0.0.1") as client:
+    with TestClient(server.app(), base_url="http://127.0.0.1", headers=MINE) as client:
         answer = client.post("/step", json=content)
         assert answer.status_code == 400
         assert answer.json()["error"].startswith(fault)
@@ -282,7 +285,7 @@ def test_the_time_of_a_session_survives_the_server(load_run: Path, tmp_path: Pat
         server = make_server(deployed.load(load_run), options)
         if first == 120:
             assert server.hello(server.batcher.by_name["a"])["next_time"] == "2024-01-11 00:00"
-        with TestClient(server.app(), base_url="http://127.0.0.1") as client:
+        with TestClient(server.app(), base_url="http://127.0.0.1", headers=MINE) as client:
             answer = client.post("/step", json=message(first, first + 20, session="a")).json()
             if first == 100:  # as a killed server leaves it
                 copied = tmp_path / "copied"
@@ -291,7 +294,7 @@ def test_the_time_of_a_session_survives_the_server(load_run: Path, tmp_path: Pat
                     (copied / path.name).write_bytes(path.read_bytes())
     check_answer(answer, load_run, 100)
     server = make_server(deployed.load(load_run), ServerOptions(states=tmp_path / "copied"))
-    with TestClient(server.app(), base_url="http://127.0.0.1") as client:
+    with TestClient(server.app(), base_url="http://127.0.0.1", headers=MINE) as client:
         check_answer(client.post("/step", json=message(120, 140, session="a")).json(), load_run, 100)
 
 
@@ -322,7 +325,7 @@ def test_other_clocks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     answers = [json.loads(line) for line in out.getvalue().splitlines()]
     iso = times[203] if "/" not in times[203] else "-".join(times[203].split("/")[::-1])
     server = make_server(deployed.load(RUN), ServerOptions())
-    with TestClient(server.app(), base_url="http://127.0.0.1") as client:
+    with TestClient(server.app(), base_url="http://127.0.0.1", headers=MINE) as client:
         message = {"samples": load[203:240].tolist(), "time": float(iso) if name == "numbers" else iso}
         answers.append(client.post("/step", json=message).json())
     for answer in answers[-2:]:

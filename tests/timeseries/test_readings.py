@@ -250,7 +250,7 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
     "unequal": ("my.json", '{"a": [1, 2], "b": [1]}', r"lists of different lengths \('a' 2, 'b' 1\)"),
     "lists alone": ("my.json", '[{"a": [1]}, {"a": [2]}]', "has no columns of numbers"),
     "latin JSON": ("my.json", '{"ä": 1}\n{"ä": 2}'.encode("latin1"), "is not UTF-8"),
-    "escape in a cell": ("my.csv", PLAIN.replace("2024-01-30", "\x1b[2Jxx"), r"'\\u001b\[2Jxx' is not a date"),
+    "escape in a cell": ("my.csv", PLAIN.replace("2024-01-30", "\x1b[2Jxx"), r"'\\x1b\[2Jxx' is not a date"),
     "no table": ("my.csv", "a b: c\n\nd, e, f, g\nh\n", "my.csv"),
 }
 
