@@ -88,6 +88,24 @@ def test_what_a_killed_server_leaves_is_all_that_it_had(tmp_path: Path) -> None:
             shutil.rmtree(tmp_path / folder)
 
 
+def test_requests_of_one_session_are_restored_in_their_order(tmp_path: Path) -> None:
+    """Also those that came together, as one chunk of the journal: a reset forgets the samples before it alone."""
+    run = saved(tmp_path / "run")
+    server = batcher(run, tmp_path / "states")
+    do(server, (OPEN, "a"), (SAMPLES, "a", [0.5, -1.0]), (RESET, "a"), (SAMPLES, "a", [0.25]))
+    do(server, (OPEN, "b"), (SAMPLES, "b", [2.0]), (CLOSE, "b"))
+    assert server.journal is not None
+    server.journal.close()
+    again = batcher(run, tmp_path / "states")
+    assert again.journal is not None
+    again.journal.close()
+    assert list(again.by_name) == ["a"]
+    session = again.by_name["a"]
+    assert (session.steps, session.last) == (1, server.by_name["a"].last)
+    expected = plmu.Stream(plmu.load(run / "model.plmu")).push([0.25])
+    torch.testing.assert_close(torch.tensor(session.last), expected[None])
+
+
 def test_a_chunk_that_was_cut_short_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = saved(tmp_path / "run")
     server = batcher(run, tmp_path / "states")
