@@ -141,9 +141,15 @@ def test_states_that_cannot_be_taken_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is damaged"):
         batcher(run, states)
     journal = Journal(tmp_path / "wide", "", "f", 1)
-    journal.save(Snapshot([], [], [], {"answers": torch.zeros(0, 1)}, width=10**9))()
-    with pytest.raises(RunError, match="is damaged: its width is 1000000000"):
-        journal.snapshot()
+    for width in (1, 4096, 0, 4097, 10**9, True, "4"):
+        journal.save(Snapshot([], [], [], {"answers": torch.zeros(0, 1)}, width=width))()  # type: ignore[arg-type]
+        if width in (1, 4096) and type(width) is int:
+            snapshot = journal.snapshot()
+            assert snapshot is not None
+            assert snapshot.width == width
+        else:
+            with pytest.raises(RunError, match=f"is damaged: its width is {width!r}"):
+                journal.snapshot()
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write to"):
         batcher(run, tmp_path / "file")
