@@ -195,9 +195,16 @@ def test_a_reader_that_has_gone_is_no_error(words):
     """As in `plmu --help | head -1`, whose pipe may be closed before anything is written."""
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run([*PLMU, *words], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}  # else each line is written at once, and the end writes none
+    done = subprocess.run([*PLMU, *words], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, env=env)
     os.close(writing)
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_a_program_without_standard_output_runs(monkeypatch):
+    """As in `plmu --version >&-`, or started from a window on Windows."""
+    monkeypatch.setattr("sys.stdout", None)
+    main(["--version"])
 
 
 def test_work_that_a_closed_pipe_cuts_short_is_not_done(monkeypatch, tmp_path):

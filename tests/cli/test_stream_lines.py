@@ -343,6 +343,17 @@ def test_one_output_of_tokens_has_no_labels_of_its_own(tmp_path: Path, stream) -
     assert load(folder).outputs.labels == ("negative", "positive")
 
 
+def test_signals_are_handled_as_before_once_the_stream_ends(tmp_path: Path, stream) -> None:
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(kind) for kind in kinds]
+    try:
+        assert len(stream(saved(tmp_path / "run"), "1,2\n")) == 1
+        assert [signal.getsignal(kind) for kind in kinds] == before
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+
+
 def test_pipes_and_signals(tmp_path: Path) -> None:
     """Each answer comes before the next line is sent, and SIGTERM saves the state."""
     folder, state = saved(tmp_path / "run"), tmp_path / "state"

@@ -6,7 +6,9 @@ import sys
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
+from plmu.cli.catalogue import lookup
 from plmu.experiments.translation.bleu import bleu, scores
+from plmu.experiments.translation.task import UNSCORED
 
 CASES = {
     "alike": (["a b c d e"], ["a b c d e"]),
@@ -65,3 +67,23 @@ def test_without_sacrebleu_there_is_no_signature(monkeypatch):
     assert signature is None
     assert found.keys() == {"bleu", "bleu_uncased"}
     assert found["bleu_uncased"] == pytest.approx(100)
+
+
+def test_scores_added_later_are_of_the_hypotheses_against_the_references(tmp_path):
+    """BLEU of longer hypotheses has no brevity penalty: the other way round, the score differs."""
+    ours, theirs = ["a b c d e f g", "It &apos;s a dog ."], ["a b c d e", "it &apos;s a dog ."]
+    (tmp_path / "hypotheses.txt").write_text("".join(f"{text}\n" for text in ours))
+    result = {
+        "test": {"bleu": 1.0, "bleu_uncased": 2.0, "perplexity": 3.0},
+        "notes": {"scoring": UNSCORED, "data": "x"},
+    }
+    experiment = lookup("iwslt")
+    assert experiment.scored_later(tmp_path, result) is None, "without references"
+    (tmp_path / "references.txt").write_text("".join(f"{text}\n" for text in theirs))
+    after = experiment.scored_later(tmp_path, result)
+    expected = BLEU(tokenize="none", force=True).corpus_score(ours, [theirs]).score
+    assert expected != pytest.approx(BLEU(tokenize="none", force=True).corpus_score(theirs, [ours]).score)
+    assert after["test"]["bleu"] == pytest.approx(expected)
+    assert after["test"] == {**scores(ours, theirs)[0], "perplexity": 3.0}
+    assert after["notes"] == {"scoring": scores(ours, theirs)[1], "data": "x"}
+    assert experiment.scored_later(tmp_path, after) is None, "nothing to add"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from program import refused
+from sacrebleu.metrics.bleu import BLEU
 from texts import GLOSSARY, iwslt_folder, pairs
 from untrained import EXPERIMENTS, built
 
@@ -266,6 +267,35 @@ def test_validation_is_greedy_over_all_sentences_and_the_test_by_beam(task, monk
         made.score(network, made.test)
     assert set(asked) == {config.model.beam}
     assert made.outputs["references.txt"].count("\n") == 80
+
+
+def test_bleu_is_of_each_translation_against_its_own_reference(task, monkeypatch):
+    """Each translation is the reference of its sentence without the last word, so it pays for its brevity."""
+    config, made = task
+    network = EXPERIMENTS["iwslt"].build(config, made).eval()
+    monkeypatch.setattr(translation, "nats", lambda network, split: 0.0)
+    for split in (made.valid, made.test):
+        answers = {
+            tuple(source[:size].tolist()): target[: length - 2].tolist()
+            for source, size, target, length in zip(*split[:4], strict=True)
+        }
+        monkeypatch.setattr(
+            translation,
+            "translate",
+            lambda model, source, lengths, beam, penalty, answers=answers: [
+                Translation(answers[tuple(row[:size].tolist())], -1.0, None)
+                for row, size in zip(source, lengths, strict=True)
+            ],
+        )
+        whole, short = (
+            [" ".join(made.target.decode(row[: size - cut].tolist())) for row, size in zip(*split[2:4], strict=True)]
+            for cut in (1, 2)
+        )
+        expected = BLEU(tokenize="none", force=True).corpus_score(short, [whole]).score
+        assert 0 < expected < 95
+        assert made.score(network, split)["bleu"] == pytest.approx(expected)
+    assert made.outputs["hypotheses.txt"].split("\n")[:-1] == short
+    assert made.outputs["references.txt"].split("\n")[:-1] == whole
 
 
 @pytest.mark.parametrize(("model", "least"), [("plmu", 24.0e6), ("lstm", 23.5e6), ("bpe", 23.5e6)])

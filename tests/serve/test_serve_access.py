@@ -77,7 +77,7 @@ def test_wrong_tokens_are_slowed_for_their_address_alone(monkeypatch: pytest.Mon
     monkeypatch.setattr(access, "MOST_NETWORKS", 5)
     for number in range(9):
         status(server, "token=x", address=f"203.0.113.{number}")
-    assert len(server._attempts) <= 5
+    assert list(server._attempts) == [f"203.0.113.{number}" for number in range(4, 9)]  # the last five
 
 
 def test_networks_of_addresses() -> None:

@@ -88,6 +88,24 @@ def test_what_a_killed_server_leaves_is_all_that_it_had(tmp_path: Path) -> None:
             shutil.rmtree(tmp_path / folder)
 
 
+def test_requests_of_one_session_are_restored_in_their_order(tmp_path: Path) -> None:
+    """Also those that came together, as one chunk of the journal: a reset forgets the samples before it alone."""
+    run = saved(tmp_path / "run")
+    server = batcher(run, tmp_path / "states")
+    do(server, (OPEN, "a"), (SAMPLES, "a", [0.5, -1.0]), (RESET, "a"), (SAMPLES, "a", [0.25]))
+    do(server, (OPEN, "b"), (SAMPLES, "b", [2.0]), (CLOSE, "b"))
+    assert server.journal is not None
+    server.journal.close()
+    again = batcher(run, tmp_path / "states")
+    assert again.journal is not None
+    again.journal.close()
+    assert list(again.by_name) == ["a"]
+    session = again.by_name["a"]
+    assert (session.steps, session.last) == (1, server.by_name["a"].last)
+    expected = plmu.Stream(plmu.load(run / "model.plmu")).push([0.25])
+    torch.testing.assert_close(torch.tensor(session.last), expected[None])
+
+
 def test_a_chunk_that_was_cut_short_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = saved(tmp_path / "run")
     server = batcher(run, tmp_path / "states")
@@ -123,9 +141,15 @@ def test_states_that_cannot_be_taken_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is damaged"):
         batcher(run, states)
     journal = Journal(tmp_path / "wide", "", "f", 1)
-    journal.save(Snapshot([], [], [], {"answers": torch.zeros(0, 1)}, width=10**9))()
-    with pytest.raises(RunError, match="is damaged: its width is 1000000000"):
-        journal.snapshot()
+    for width in (1, 4096, 0, 4097, 10**9, True, "4"):
+        journal.save(Snapshot([], [], [], {"answers": torch.zeros(0, 1)}, width=width))()  # type: ignore[arg-type]
+        if width in (1, 4096) and type(width) is int:
+            snapshot = journal.snapshot()
+            assert snapshot is not None
+            assert snapshot.width == width
+        else:
+            with pytest.raises(RunError, match=f"is damaged: its width is {width!r}"):
+                journal.snapshot()
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write to"):
         batcher(run, tmp_path / "file")

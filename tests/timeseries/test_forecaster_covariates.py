@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 import plmu
@@ -190,6 +191,24 @@ def test_wrong_arguments_are_named() -> None:
         fitted(data[:, 0], covariates=()).predict(future=data[:, 1])
     with pytest.raises(ValueError, match="X has 4 features, but Forecaster is expecting 3"):
         found.predict(np.column_stack([data, data[:, 0]]), future=data[:, 1:])
+
+
+@pytest.mark.parametrize("rows", [1, 5, 36, 40, 47, 48])
+def test_series_of_few_rows_are_forecast_as_a_stream_of_them(rows: int) -> None:
+    """Lookback and lags take 36 + 11 rows. What a series lacks of them is its first row."""
+    data = driven(300)
+    forecaster = fitted(data[:200], lags=12)
+    assert forecaster.validation_["covariates"]
+    series = data[200 : 200 + rows + HORIZON]
+    found = forecaster.predict(series[:rows], start=200, future=series[rows:, 1:])
+    stream = forecaster.stream(start=200)
+    for row in range(rows):
+        ahead = np.minimum(np.arange(row, row + HORIZON + 1), len(series) - 1)
+        expected = stream.push(np.concatenate([series[row, :1], series[ahead, 1:].ravel()]))
+    scale = float(np.abs(data).max())
+    terms = 36 + 2 * 47  # of a forecast: the window, and two covariates over all rows
+    bound = 2 * terms * np.finfo(np.float32).eps * scale
+    torch.testing.assert_close(torch.tensor(found[:, 0]), expected.double(), rtol=0, atol=bound)
 
 
 def test_short_and_constant_data() -> None:

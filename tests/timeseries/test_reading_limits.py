@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 import plmu
@@ -16,7 +17,7 @@ from plmu.timeseries.columns import _completeness
 from plmu.timeseries.tables import limits, read_table
 from plmu.timeseries.tables.cells import looks_like_date, looks_like_time
 from plmu.timeseries.tables.date_words import plain
-from plmu.timeseries.tables.dates import from_digits, surely_digits
+from plmu.timeseries.tables.dates import from_digits, surely_digits, time_parts
 
 
 @pytest.mark.parametrize(
@@ -276,3 +277,29 @@ def test_years_of_dates_and_columns_of_two_times(tmp_path: Path) -> None:
             read_table(path).times("when")
     path.write_text("t,v\n5,1\n9,2\n")
     assert read_series(path).columns.time == "t"
+
+
+PARTS = {"year": (1000, 2999), "month": (1, 12), "day": (1, 31), "hour": (0, 24), "minute": (0, 59)}
+
+
+@pytest.mark.parametrize("unit", PARTS)
+def test_columns_of_parts_of_times_are_within_their_ranges(unit: str) -> None:
+    """Up to the last column of which all numbers are possible."""
+    values = {name: pl.Series(name, [2.0, 3.0]) for name in PARTS} | {"year": pl.Series("year", [2023.0, 2024.0])}
+    low, high = PARTS[unit]
+    before = list(PARTS).index(unit)
+    for numbers, count in (((low, high), 5), ((low - 1, high), before), ((low, high + 1), before), ((2.5, 3), before)):
+        columns = values | {unit: pl.Series(unit, numbers, dtype=pl.Float64)}
+        assert time_parts(columns, []) == tuple(PARTS)[: count if count > 1 else 0], (unit, numbers)
+
+
+@pytest.mark.parametrize(("unit", "high"), [("quarter", 4), ("week", 53)])
+def test_quarters_and_weeks_are_within_their_ranges(unit: str, high: int) -> None:
+    for year, numbers, is_time in (
+        (2024, (1, high), True),
+        (2024, (0, high), False),
+        (2024, (1, high + 1), False),
+        (999, (1, high), False),
+    ):
+        columns = {"year": pl.Series([float(year)] * 2), unit: pl.Series(numbers, dtype=pl.Float64)}
+        assert time_parts(columns, []) == (("year", unit) if is_time else ()), (year, numbers)
