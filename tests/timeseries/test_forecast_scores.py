@@ -11,6 +11,7 @@ import torch
 
 import plmu
 from plmu.clock import Clock
+from plmu.errors import DataError
 from plmu.nn import LookbackForecast
 from plmu.timeseries import scores
 from plmu.timeseries.columns import Columns
@@ -100,7 +101,8 @@ def test_what_was_never_measured() -> None:
     assert np.isnan(errors.by_channel(torch.ones(CHANNELS))).all()
     split = split_of()
     intervals = Intervals.of(split, (0.8,)).fitted(torch.randn(5, CHANNELS, HORIZON))
-    assert score({"line": line}, split, split.origins("test")[:0], intervals).coverage == [0.0]
+    with pytest.raises(DataError, match="the rows that are scored have no measured value"):
+        score({"line": line}, split, split.origins("test")[:0], intervals)
 
 
 @pytest.mark.parametrize("gaps", [False, True])
