@@ -54,7 +54,7 @@ class DisplayedMath(MathDirective):
         return super().run()
 
 
-PAGES = {"index": "README.md", "changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
+PAGES = {"index": "README.md", "changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md", "security": "SECURITY.md"}
 PLACES = {file: f"{page}.md" for page, file in PAGES.items()}
 
 

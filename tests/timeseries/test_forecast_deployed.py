@@ -248,3 +248,34 @@ def test_files_of_another_run_are_refused(load_run: Path, tmp_path: Path) -> Non
     (tmp_path / "intervals.json").write_text(json.dumps(content | {"low": [level[:1] for level in content["low"]]}))
     with pytest.raises(RunError, match=r"intervals\.json is of another run"):
         deployed.load(tmp_path)
+
+
+def test_a_skipped_line_without_a_time_is_a_step(load_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """So that the times of the lines after it are right; where nothing fills it, the stream stops."""
+    rows = [line.partition(",")[2] for line in written().splitlines(keepends=True)[1:9]]
+    wrong = [*rows[:3], "50,soon\n", *rows[4:]]
+
+    def streamed(lines: list[str], **options: Any) -> list[Any]:
+        out = io.StringIO()
+        show(load_run, lines, Options(json=True, on_error="skip", **options), out)
+        return [json.loads(line) for line in out.getvalue().splitlines()]
+
+    whole = streamed(rows)
+    skipped = streamed(wrong, missing="hold")
+    assert [answer.get("time") for answer in skipped] == [
+        None if number == 3 else answer["time"] for number, answer in enumerate(whole)
+    ]
+    assert "line 4: 'soon', in column 2, is not a number" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="lines without times cannot be skipped, since each is a step: add --missing"):
+        streamed(wrong)
+
+
+def test_the_header_is_printed_once_however_lines_are_divided(load_run: Path, tmp_path: Path) -> None:
+    rows, state = written().splitlines(keepends=True), tmp_path / "state"
+    for form in (rows, [line.partition(",")[2] for line in rows[1:]]):
+        whole, parts = io.StringIO(), io.StringIO()
+        show(load_run, form[:9], Options(), whole)
+        for lines in (form[:4], form[4:9]):
+            show(load_run, lines, Options(state=state), parts)
+        assert parts.getvalue() == whole.getvalue()
+        state.unlink()

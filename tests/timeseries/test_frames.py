@@ -92,3 +92,20 @@ def test_masked_values_are_missing() -> None:
         plmu.SequenceClassifier().fit(series, [0, 1] * 3)
     with pytest.raises(ValueError, match="y is masked in places"):
         plmu.SequenceClassifier().fit(series.data, np.ma.masked_array([0, 1] * 3, mask=[0, 0, 1, 0, 0, 0]))
+
+
+def test_times_with_and_without_a_zone_are_not_mixed() -> None:
+    """They could be hours off, and a forecast in the wrong part of the day."""
+    pandas = pytest.importorskip("pandas")
+    hours = pandas.date_range("2024-01-01", periods=240, freq="h")
+    frame = pandas.DataFrame({"time": hours, "load": np.sin(np.arange(240) * np.pi / 12)})
+    zoned = frame.assign(time=hours.tz_localize("Europe/Berlin"))
+    options = {"horizon": 4, "season": 24, "lookback": 24}
+    for fitted, other, fault in (
+        (frame, zoned, "X: its times have a time zone, and those of the training data have none"),
+        (zoned, frame, "X: its times have no time zone, and those of the training data have one"),
+    ):
+        forecaster = plmu.Forecaster(**options).fit(fitted)
+        assert np.isfinite(forecaster.predict(fitted)["load"]).all()
+        with pytest.raises(ValueError, match=fault):
+            forecaster.predict(other)

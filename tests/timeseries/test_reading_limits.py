@@ -303,3 +303,11 @@ def test_quarters_and_weeks_are_within_their_ranges(unit: str, high: int) -> Non
     ):
         columns = {"year": pl.Series([float(year)] * 2), unit: pl.Series(numbers, dtype=pl.Float64)}
         assert time_parts(columns, []) == (("year", unit) if is_time else ()), (year, numbers)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "json"])
+def test_a_name_is_no_pattern(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a[1]*.{ending}"
+    frame = pl.DataFrame({"t": list(range(30)), "v": [float(k % 7) for k in range(30)]})
+    getattr(frame, f"write_{ending}")(path)
+    assert read_series(path).pieces[0].values[:, 0].tolist() == frame["v"].to_list()

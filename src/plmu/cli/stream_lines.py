@@ -63,6 +63,7 @@ class LineStream:
         self.series: str | None = None  # the name of the present one, if series have names
         self.past: dict[str, None] = {}  # the names of those before it
         self.expected: list[float] | None = None  # log-probabilities of the next token
+        self.untimed = False  # whether the last sample of a forecast had no time
         self.warned = False  # whether it was said that no time was given
         self.named = False  # whether the columns of forecasts were named
         if options.state is not None and options.state.is_file():
@@ -129,6 +130,7 @@ class LineStream:
         Raises:
             ValueError: `time` is not written as the times of the training data are, or does not follow the one before.
         """
+        self.untimed = time is None
         step = None if time is None else step_of(forecasts.clock, time)
         if step is not None and self.options.time is not None:
             raise ValueError(f"it has a time, {time}: leave out --time {self.options.time}, which is for lines without")
@@ -178,6 +180,19 @@ class LineStream:
             self.stream.push(None)
         return False
 
+    def skip(self) -> None:
+        """Pass over a line that cannot be read. Where lines of a forecast have no times, each is a step, so that a
+        missing sample takes its place.
+
+        Raises:
+            ValueError: nothing fills a missing sample.
+        """
+        if self.forecasts is None or not self.untimed or not self.stream.steps or self.ended:
+            return
+        if self.stream.missing == "raise":
+            raise ValueError("lines without times cannot be skipped, since each is a step: add --missing hold")
+        self.stream.push(None)
+
     def _begin(self) -> None:
         """Reset the state before a sample that begins another sequence."""
         if self.ended:
@@ -200,7 +215,10 @@ class LineStream:
         self._begin()
         header = self.numbers.names if self.numbers is not None else None
         series = [] if self.series is None else [*self.past, self.series]
-        self.stream.save(self.options.state, {"series": series, "header": header} if series or header else None)
+        note: dict[str, Any] = {"series": series, "header": header} if series or header else {}
+        if self.forecasts is not None:
+            note |= {"untimed": self.untimed, "named": self.named}
+        self.stream.save(self.options.state, note or None)
 
     def _recall(self, path: Path) -> None:
         """Take up names of series and columns from the note in a state's file.
@@ -211,10 +229,13 @@ class LineStream:
         note = self.stream.note
         if note is None:
             return
-        series, header = (note.get(key) for key in ("series", "header")) if isinstance(note, dict) else (None, None)
-        lists = [series, [] if header is None else header]
-        if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
+        kinds = {"series": list, "header": list | None, "untimed": bool, "named": bool}
+        taken = note if isinstance(note, dict) else {"": note}
+        series, header = taken.get("series", []), taken.get("header")
+        fits = all(isinstance(value, kinds.get(key, ())) for key, value in taken.items())
+        if not fits or not all(isinstance(name, str) for name in [*series, *(header or [])]):
             raise FileFormatError(f"{path} was not saved by plmu stream: its note is {note!s:.100}")
+        self.untimed, self.named = taken.get("untimed", False), taken.get("named", False)
         if series:
             *past, self.series = series
             self.past = dict.fromkeys(past)
@@ -251,6 +272,7 @@ def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None 
                     if options.json:
                         print(json.dumps({"line": number, "error": str(error)}), file=screen, flush=True)
                     print(f"plmu: {printable(fault)}", file=sys.stderr, flush=True)
+                    stream.skip()
     finally:
         stream.save()
 

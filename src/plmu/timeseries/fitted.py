@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from plmu.clock import NO_ZONE
 from plmu.nn.forecast import LookbackForecast
 from plmu.timeseries import series
 from plmu.timeseries.choosing import FOLDS, Options, rolling
@@ -167,6 +168,7 @@ class Fitted:
         several = self.several if X is None else is_list_of_series(X)
         for table in tables:
             self._check_channels(table)
+            self._check_zone(table)
         if future is not None:
             tables = self._with_future(tables, future, several)
         forms = [table.form for table in tables]
@@ -203,6 +205,18 @@ class Fitted:
             raise ValueError(f"future must be a list with covariates for each of the {len(tables)} series")
         pairs = enumerate(zip(tables, future, strict=True))
         return [with_future(table, plan, self.covariates, f"future[{i}]") for i, (table, plan) in pairs]
+
+    def _check_zone(self, table: SeriesTable) -> None:
+        """Raise ValueError where times could be hours off: they have a time zone and those of the fit none, or the
+        other way round."""
+        clock = self.settings.clock
+        if table.times is None or clock.kind == "rows":
+            return
+        zoned = self.tables[0].zoned if self.tables is not None else clock.zone is not None
+        if table.zoned and not zoned:
+            raise ValueError(f"X: {NO_ZONE}")
+        if zoned and not table.zoned and self.tables is not None:
+            raise ValueError("X: its times have no time zone, and those of the training data have one: give it one")
 
     def _check_channels(self, table: SeriesTable) -> None:
         features = table.values.shape[1] + len(self.covariates)

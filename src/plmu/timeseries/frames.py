@@ -69,6 +69,12 @@ class SeriesTable:
     times: NDArray[Any] | None = None  # datetime64[us]
     covariates: Numbers | None = None  # (time and steps ahead, covariates); NaN where a value ahead is missing
 
+    @property
+    def zoned(self) -> bool:
+        """Whether its times have a time zone."""
+        dtype = None if self.form.times is None else self.form.times.dtype
+        return getattr(dtype, "tz", getattr(dtype, "time_zone", None)) is not None  # of pandas, of polars
+
     def piece(self, name: str, clock: Clock | None, start: int = 0) -> Piece:
         """The series on the clock of `fit`, where both have times; else with `start` as the step of its first row."""
         measured = np.broadcast_to(np.True_, self.values.shape)

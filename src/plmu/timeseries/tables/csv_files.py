@@ -191,6 +191,7 @@ class _Reader:
                 null_values=marks,
                 encoding="utf8-lossy",
                 raise_if_empty=False,
+                glob=False,  # a file may be called a[1].csv
             )
         except pl.exceptions.ComputeError as error:
             if numbers and "could not parse" in str(error):

@@ -21,9 +21,9 @@ def from_parquet(path: Path) -> Table:
     import polars as pl
 
     try:
-        lazy = pl.scan_parquet(path)
+        lazy = pl.scan_parquet(path, glob=False)
         check(path, [(lazy.select(pl.len()).collect().item(), len(lazy.collect_schema()))])
-        frame = pl.read_parquet(path)
+        frame = pl.read_parquet(path, glob=False)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path} is not a Parquet file that can be read ({str(error).splitlines()[0]})") from None
     columns, dropped, zoned = [], [], []
