@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -303,3 +304,10 @@ def test_quarters_and_weeks_are_within_their_ranges(unit: str, high: int) -> Non
     ):
         columns = {"year": pl.Series([float(year)] * 2), unit: pl.Series(numbers, dtype=pl.Float64)}
         assert time_parts(columns, []) == (("year", unit) if is_time else ()), (year, numbers)
+
+
+@pytest.mark.parametrize(("hour", "names"), [(0, ("day", "clock")), (6, ())])
+def test_stored_dates_with_a_time_of_day_are_not_joined_with_another(hour: int, names: tuple[str, ...]) -> None:
+    days = pl.Series("day", [datetime(2024, 1, day, hour) for day in (1, 2)])
+    columns = {"day": days, "clock": pl.Series(["10:00", "11:30"])}
+    assert time_parts(columns, ["day"]) == names
