@@ -54,7 +54,12 @@ class DisplayedMath(MathDirective):
         return super().run()
 
 
-PAGES = {"index": "README.md", "changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md", "security": "SECURITY.md"}
+PAGES = {
+    "index": "README.md",
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+    "security": "SECURITY.md",
+}
 PLACES = {file: f"{page}.md" for page, file in PAGES.items()}
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from program import raising, refused
 
 import plmu
+from plmu.cli import bench_command, model_commands
 from plmu.cli.arguments import OneOf, Parser
 from plmu.cli.catalogue import CATALOGUE, lookup
 from plmu.cli.options import parse
@@ -18,6 +20,7 @@ from plmu.cli.program import COMMANDS, main
 from plmu.cli.train import chosen_model
 from plmu.errors import suggestion
 from plmu.runs.runner import Options
+from plmu.serve.limits import Limits
 
 ROOT = Path(__file__).parents[2]
 PLMU = [sys.executable, "-m", "plmu"]
@@ -199,6 +202,25 @@ def test_a_reader_that_has_gone_is_no_error(words):
     done = subprocess.run([*PLMU, *words], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, env=env)
     os.close(writing)
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_help_names_the_defaults_of_the_options():
+    """Of numbers, which stand in brackets at the end of a help text; those of limits are the server's."""
+    parsers = [
+        bench_command.bench_parser(),
+        *(make() for name, make in vars(model_commands).items() if "_parser" in name),
+    ]
+    numbers = {}
+    for parser in parsers:
+        for action in parser._actions:
+            ending = re.search(r"\(([\d.]+)\)$", action.help or "")
+            if ending and action.option_strings:
+                assert float(action.default) == float(ending[1]), (parser.prog, action.option_strings)
+                numbers[parser.prog, action.dest] = action.default
+    limits = dataclasses.asdict(Limits())
+    shared = {name: number for (program, name), number in numbers.items() if program == "plmu serve" and name in limits}
+    assert len(shared) >= 6
+    assert shared == {name: limits[name] for name in shared}
 
 
 def test_a_program_without_standard_output_runs(monkeypatch):

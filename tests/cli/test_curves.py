@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plmu.cli.curves import curves, plot_curves
+from plmu.cli.curves import _label, curves, plot_curves
 from plmu.cli.program import main
 from plmu.cli.report import _page, load
 from plmu.errors import RunError
@@ -36,6 +36,12 @@ def test_a_short_history_is_kept_whole():
     for epochs in (1, 2, CURVE):
         assert thinned(history(epochs), 1) == history(epochs)
     assert thinned([], 1) == []
+
+
+def test_a_label_has_at_most_30_characters_a_line(monkeypatch):
+    for words, lines in ((["a" * 14, "b" * 15], 1), (["a" * 14, "b" * 16], 2)):
+        monkeypatch.setattr("plmu.cli.curves.labelled", lambda _, words=words: " ".join(words))
+        assert _label({}).splitlines() == ([" ".join(words)] if lines == 1 else words)
 
 
 @pytest.mark.parametrize("epochs", [CURVE + 1, 150, 500, 12_345])

@@ -20,6 +20,8 @@ def test_it_does_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert max(len(line.replace(str(tmp_path), "demo")) for line in output.splitlines()) <= 80
     for word in ("fit", "test", "plot", "stream", "export", "next:"):
         assert word in output
+    model = plmu.load(tmp_path / "co2.plmu")
+    assert f"a ridge regression on the memory of the last {model.lookback} weeks\n" in output
     errors = {
         name: float(line.split(name)[1].split()[0])
         for line in output.splitlines()
@@ -32,7 +34,7 @@ def test_it_does_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert (tmp_path / name).stat().st_size > 1000
     (difference,) = re.findall(r"differs from the forecast of the file by (\S+) ppm", output)
     assert float(difference) < 1e-3  # of values near 370, in float32
-    assert plmu.Stream(plmu.load(tmp_path / "co2.plmu")).push(torch.tensor([340.0])).shape == (26,)
+    assert plmu.Stream(model).push(torch.tensor([340.0])).shape == (26,)
 
 
 def test_the_data_is_the_record_of_mauna_loa() -> None:

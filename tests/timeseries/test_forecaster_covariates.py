@@ -211,6 +211,17 @@ def test_series_of_few_rows_are_forecast_as_a_stream_of_them(rows: int) -> None:
     torch.testing.assert_close(torch.tensor(found[:, 0]), expected.double(), rtol=0, atol=bound)
 
 
+def test_a_stream_that_continues_the_fit_has_read_all_that_a_forecast_takes() -> None:
+    data = driven(300)
+    forecaster = fitted(data[:200], lags=12)
+    stream = forecaster.stream()
+    out = stream.push(np.concatenate([data[200, :1], data[200 : 201 + HORIZON, 1:].ravel()]))
+    whole = forecaster.stream(start=0)
+    for row in range(201):
+        expected = whole.push(np.concatenate([data[row, :1], data[row : row + 1 + HORIZON, 1:].ravel()]))
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=0)
+
+
 def test_short_and_constant_data() -> None:
     rng = np.random.default_rng(0)
     for rows in (4, 9, 40):

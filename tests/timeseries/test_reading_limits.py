@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -311,3 +312,10 @@ def test_a_name_is_no_pattern(ending: str, tmp_path: Path) -> None:
     frame = pl.DataFrame({"t": list(range(30)), "v": [float(k % 7) for k in range(30)]})
     getattr(frame, f"write_{ending}")(path)
     assert read_series(path).pieces[0].values[:, 0].tolist() == frame["v"].to_list()
+
+
+@pytest.mark.parametrize(("hour", "names"), [(0, ("day", "clock")), (6, ())])
+def test_stored_dates_with_a_time_of_day_are_not_joined_with_another(hour: int, names: tuple[str, ...]) -> None:
+    days = pl.Series("day", [datetime(2024, 1, day, hour) for day in (1, 2)])
+    columns = {"day": days, "clock": pl.Series(["10:00", "11:30"])}
+    assert time_parts(columns, ["day"]) == names
