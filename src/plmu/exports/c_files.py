@@ -122,8 +122,9 @@ void {name}_start({name}_state *state, int64_t step);
 """
 
 
-def _start_defined(program: Program, code: Code, name: str) -> str:
-    """The function that starts a stream anywhere in a season."""
+def _start_source(program: Program, code: Code, name: str) -> str:
+    """The C source of `NAME_start`: init, and then each position is [step, -1], a number that is preset, as in the
+    layer's `state_at`."""
     lines = []
     for season in program.seasons:
         position = code.at(program.states[season.state])
@@ -158,7 +159,7 @@ def _source(program: Program, code: Code, name: str, outputs: Outputs) -> str:
         bytes[i] = 0;
 }}
 """,
-        *([_start_defined(program, code, name)] if program.seasons else []),
+        *([_start_source(program, code, name)] if program.seasons else []),
         f"int {name}_step({name}_state *state, const {kind} *x, {out} *y)\n{{\n{work}{check}{body}    return 0;\n}}\n",
         outputs.defined,
     ]

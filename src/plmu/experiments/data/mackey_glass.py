@@ -54,6 +54,7 @@ def _cached() -> Array:
     series, length = SERIES, WASHOUT + LENGTH + HORIZON
 
     def parse(arrays: dict[str, Array]) -> Array:
+        """The cached series; ValueError, upon which `cached` makes them again, if they are of another size."""
         values = arrays["series"]
         if values.shape != (series, length) or values.dtype != np.float64:
             raise ValueError(f"{values.shape} numbers instead of {(series, length)}")

@@ -184,10 +184,10 @@ class Table:
             return None
         column = self._column(name)
         rows = without_marks(column).is_not_null().arg_true().head(_HEAD).to_list()
-        meant = (any(map(str.isdigit, column[row])) if named else looks_like_time(column[row]) for row in rows)
-        if 2 * sum(meant) <= len(rows):
+        meant = [row for row in rows if (any(map(str.isdigit, column[row])) if named else looks_like_time(column[row]))]
+        if 2 * len(meant) <= len(rows):
             return None
-        return f"{self.place(rows[0], name)}: {_short(column[rows[0]])}"
+        return f"{self.place(meant[0], name)}: {_short(column[meant[0]])}"
 
     def join_times(self) -> tuple[str, ...]:
         """Add a column of times if several columns together are a time: a date and a time of day, or year, month and
