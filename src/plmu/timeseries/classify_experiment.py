@@ -187,8 +187,8 @@ class Classify(Experiment):
         return {SERIES_FILE: classify_files.series_json(task.data, task.classes)}
 
     def write_more(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> list[str]:
-        """Write the report, the confusion plot and the models. If the chosen classifier normalises, fit and score one for
-        streams, too, which does not."""
+        """Write the report, the confusion plot and the models. If the chosen classifier normalises, one that does not
+        is fitted and scored, too, for streams."""
         assert isinstance(task, ClassifyTask)
         assert isinstance(config, ClassifyConfig)
         if task.report is None:  # of a finished run that has lost its model
