@@ -43,7 +43,8 @@ def test_check_estimator(estimator: Any, cannot: dict[str, str]) -> None:
     failed = {one["check_name"]: repr(one["exception"]) for one in results if one["status"] == "failed"}
     assert failed == {}
     expected = {one["check_name"] for one in results if one["status"] == "xfail"}
-    assert set(cannot) - expected <= {"check_methods_subset_invariance"}  # which rounding decides
+    undecided = set(CLASSIFIER) if cannot is CLASSIFIER else set()  # by rounding, which differs between machines
+    assert set(cannot) - undecided <= expected <= set(cannot)
     assert sum(one["status"] == "passed" for one in results) > 30
 
 
