@@ -1,5 +1,6 @@
 """`plmu stream`: numbers, classes, text and tokens line by line; states, bad lines, pipes and signals."""
 
+import csv
 import io
 import json
 import math
@@ -176,6 +177,7 @@ PANEL = "site,b,a\nx,1,2\nx,3,4\ny,1,2\n\ny,5,6\nz,1,2\nz,3,4\n"
 CUT = {  # a model's outputs, and lines
     "empty lines": ({}, "1,2\n3,4\n\n\n1,2\n\n1,2\n5,6\n"),
     "a panel": ({"inputs": ("a", "b"), "series": "site"}, PANEL),
+    "a mixed panel": ({"inputs": ("a", "b"), "series": "site"}, PANEL + "x,5,6\ny,1,1\n\nx,1,1\nx,2,2\n"),
     "objects": ({}, '{"a": 1, "b": 2}\n{"b": 4, "a": 3}\n\n{"b": 2, "a": 1}\n'),
     "a header without meaning": ({}, "a,b\n1,2\n3,4\n"),
 }
@@ -190,23 +192,66 @@ def test_cut_anywhere_a_stream_resumes_as_if_uncut(kind: str, tmp_path: Path, st
         state = tmp_path / f"state{cut}"
         parts = [stream(folder, "".join(part), "--state", str(state)) for part in (lines[:cut], lines[cut:])]
         assert parts[0] + parts[1] == whole, cut
-    if kind == "a panel":
-        for late in ("x,1,2\n", "site,b,a\nx,1,2\n"):  # the header may come again
-            (tmp_path / "late.csv").write_text(late)
-            said = refused(
-                ["stream", str(folder), "--state", str(state), "--input", str(tmp_path / "late.csv")], capsys
-            )
-            assert "series x has ended: the samples of a series must follow one another" in said
+
+
+INPUTS = {"inputs": ("a", "b"), "series": "site"}
+
+
+def test_mixed_series_are_named_and_each_has_a_state_of_its_own(tmp_path: Path, stream) -> None:
+    """As if each were streamed alone; an empty line ends the series before it, and no other."""
+    folder = saved(tmp_path / "run", **INPUTS)
+    samples = {"x": [[1, 2], [3, 4], [5, 6]], 'y, "z"': [[-1, 0], [2, 2]], "=1+1": [[7, 7]]}
+    wanted = {name: expected(folder, [row[::-1] for row in rows]) for name, rows in samples.items()}
+    text = 'site,b,a\nx,1,2\n"y, ""z""",-1,0\nx,3,4\n"=1+1",7,7\n"y, ""z""",2,2\nx,5,6\n\nx,1,2\n"y, ""z""",2,2\n'
+    told = [json.loads(line) for line in stream(folder, text, "--json")]
+    assert told[6] == {"line": 8, "site": "x", "end": True}
+    answers = [(one["site"], one["output"]) for one in told if "output" in one]
+    y = expected(folder, [[0, -1], [2, 2], [2, 2]])
+    assert answers == [
+        ("x", wanted["x"][0]),
+        ('y, "z"', y[0]),
+        ("x", wanted["x"][1]),
+        ("=1+1", wanted["=1+1"][0]),
+        ('y, "z"', y[1]),
+        ("x", wanted["x"][2]),
+        ("x", wanted["x"][0]),
+        ('y, "z"', y[2]),
+    ]
+    rows = list(csv.reader(stream(folder, text)))
+    assert [row[0] for row in rows if row] == ["x", 'y, "z"', "x", "'=1+1", 'y, "z"', "x", "x", 'y, "z"']
+    assert rows[6] == []
+    named = saved(tmp_path / "labelled", labels=("left", "middle", "right"), inputs=("a", "b"), series="line")
+    text = text.replace("site", "line")
+    assert [line.split()[0] for line in stream(named, text)[:1]] == ["x"]
+    told = [json.loads(line) for line in stream(named, text, "--json")]
+    assert (told[0]["line"], told[0]["series"]) == (2, "x")  # "line" has its own meaning
+
+
+def test_the_state_of_a_panel_has_each_series(tmp_path: Path, stream) -> None:
+    folder, state = saved(tmp_path / "run", **INPUTS), tmp_path / "state"
+    lines = ["site,b,a\n", "x,1,2\n", "y,3,4\n", "x,5,6\n", "z,1,1\n", "\n", "y,0,1\n", "z,2,2\n", "3,3\n", "x,1,2\n"]
+    lines[8] = "z,3,3\n"
+    whole = stream(folder, "".join(lines))
+    for cut in range(1, len(lines)):
+        state.unlink(missing_ok=True)
+        parts = [stream(folder, "".join(part), "--state", str(state)) for part in (lines[:cut], lines[cut:])]
+        assert parts[0] + parts[1] == whole, cut
+    restored = plmu.Stream.restore(plmu.load(folder / "model.plmu"), state)
+    assert restored.note["series"] == {"x": 3, "y": 2, "z": 2}
+    assert restored.push([[1.0, 2.0]] * 3).shape == (3, 3)
 
 
 def test_a_state_with_a_foreign_note_is_refused(tmp_path: Path, capsys) -> None:
     folder = saved(tmp_path / "run", inputs=("a", "b"))
     streaming = plmu.Stream(plmu.load(folder / "model.plmu"))
+    streaming.push([1.0, 2.0])
     for note, message in (
         ({"offset": 7}, "was not saved by plmu stream: its note is {'offset': 7}"),
         ([1], "was not saved by plmu stream"),
         ({"series": ["x", 1], "header": None}, "was not saved by plmu stream"),
-        ({"series": [], "header": ["b"]}, "state: the header has no a"),
+        ({"series": {}, "header": ["b"]}, "state: the header has no a"),
+        ({"series": {"x": 1, "y": 2}, "present": "x"}, "state: it has 1 rows, for numbers of samples of [1, 2]"),
+        ({"series": {"x": 0}, "present": "x"}, "state: it has 1 rows, for numbers of samples of [0]"),
     ):
         streaming.save(tmp_path / "state", note)
         assert plmu.Stream.restore(plmu.load(folder / "model.plmu"), tmp_path / "state").note == note
@@ -228,7 +273,7 @@ def test_many_series_take_time_in_proportion(tmp_path: Path) -> None:
         __hash__ = str.__hash__
 
     for number in range(500):
-        reading._other_series(Name(number))
+        reading._turn_to(Name(number))
     assert compared < 2000
 
 

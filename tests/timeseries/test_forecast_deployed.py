@@ -93,7 +93,11 @@ def test_gaps_between_lines(load_run: Path, capsys: pytest.CaptureFixture[str]) 
     skipped = streamed([*rows[:2], *rows[3:8]], on_error="skip")
     assert "missing" in skipped[2]["error"]
     anew = streamed(rows[4:8])
-    assert [answer["forecast"] for answer in skipped[3:]] == [answer["forecast"] for answer in anew]
+    assert skipped[3] == {"line": 4, "end": True}
+    assert [answer["forecast"] for answer in skipped[4:]] == [answer["forecast"] for answer in anew]
+    out = io.StringIO()
+    show(load_run, [header, *rows[:2], *rows[3:8]], Options(on_error="skip"), out)
+    assert [number for number, line in enumerate(out.getvalue().splitlines()) if not line] == [3]
     far = streamed([*rows[:2], *rows[300:302]], missing="hold")
     assert far[2]["end"]
     assert [answer["forecast"] for answer in far[3:]] == [answer["forecast"] for answer in streamed(rows[300:302])]
@@ -162,15 +166,22 @@ def test_a_stream_reads_lines_with_text_and_series_of_a_panel(
         return [{key: value for key, value in answer.items() if key != "line"} for answer in answers]
 
     answers = streamed(lines)
-    assert len(answers) == 62
-    assert [number for number, answer in enumerate(answers) if "end" in answer] == [20, 41]
+    shops = ("north / tea", "north / coffee", "south / tea")
+    assert [answer["shop / item"] for answer in answers] == [shop for shop in shops for _ in range(20)]
     assert answers == streamed([names, *lines])
-    assert answers[21:41] == streamed(lines[20:40])
-    assert answers[42]["time"] == "2024-01-01 00:00"
+    assert answers[20:40] == streamed(lines[20:40])
+    assert answers[40]["time"] == "2024-01-01 00:00"
+    mixed = [line for three in zip(lines[:20], lines[20:40], lines[40:], strict=True) for line in three]
+    assert streamed(mixed) == [answers[first + row] for row in range(20) for first in (0, 20, 40)]
+    plain = io.StringIO()
+    show(RUN, lines, Options(missing="hold"), plain)
+    head, first, *_ = plain.getvalue().splitlines()
+    assert head == "shop / item,time,load +1,load +2"
+    assert first.startswith("north / tea,2024-01-05 04:00,")
     Path("part.csv").write_text("".join([names, *lines[20:40]]))
     forecaster = plmu.Forecaster.from_run(RUN)
     expected = forecaster.predict(Path("part.csv"), level=forecaster.levels_).to_dict(as_series=False)
-    answer: Any = answers[40]
+    answer: Any = answers[39]
     ahead = {**answer["forecast"], **answer["intervals"]}
     assert [*ahead] == [name for name in expected if name not in ("time", "shop / item")]
     for name, column in ahead.items():  # relative to the changes in the window, which float32 rounds
@@ -178,7 +189,7 @@ def test_a_stream_reads_lines_with_text_and_series_of_a_panel(
     server = make_server(deployed.load(RUN), ServerOptions())
     loads = [float(line.split(",")[3]) for line in lines[20:40]]
     with TestClient(server.app(), base_url="http://127.0.0.1") as client:
-        message = {"samples": loads, "time": answers[21]["time"], "session": "north-coffee"}
+        message = {"samples": loads, "time": answers[20]["time"], "session": "north-coffee"}
         served = client.post("/step", json=message).json()
     for name, column in served["intervals"].items():
         np.testing.assert_allclose(column, answer["intervals"][name], rtol=1e-5)

@@ -150,7 +150,8 @@ def stream_parser() -> Parser:
         " are numbers with commas between them; or, under a line of names, the time of a sample and the forecast; or a"
         " class and its probability; or each word with the sentiment so far,"
         " from 0 (negative) to 1 (positive); or each token with the probability that a language model gave it."
-        " An empty line starts another sequence, and so does another name in the column that names series.",
+        " An empty line starts another sequence. Where a column names series, each has a state of its own, lines of"
+        " several may be mixed, and what is printed begins with the name.",
     )
     parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
     parser.add_argument("--input", type=Path, help="file to read (standard input)")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +22,19 @@ from plmu.cli.number_lines import NumberLines
 from plmu.errors import FileFormatError, printable
 from plmu.runs.deployed import Deployed, load
 from plmu.runs.forecasts import Forecasts
+from plmu.runs.predict import without_formula
+from plmu.runtime.stream import joined, parted
 from plmu.text.symbols import Words
 from plmu.timeseries.clock import step_of
 from plmu.timeseries.forecast_files import as_text
+
+# The names of what JSON lines say, which the column of names of series may not take.
+_TAKEN = frozenset(("line", "error", "end", "time", "times", "forecast", "intervals", "warning", "output", "label"))
+_TAKEN |= {"probability", "probabilities"}
+
+
+class _Gap(ValueError):
+    """Steps are missing before a line, and nothing fills them."""
 
 
 @dataclass
@@ -37,7 +49,8 @@ class Options:
 
 
 class LineStream:
-    """A deployed model that reads lines.
+    """A deployed model that reads lines. Where these name series, each series is a stream of its own, and lines of
+    several series may be mixed.
 
     Args:
         deployed: the model.
@@ -59,13 +72,12 @@ class LineStream:
             )
         # In a text of characters or bytes an empty line is part of it.
         self.separable = deployed.kind != "language" or isinstance(deployed.symbols, Words)
-        self.ended = False  # whether the next sample begins another sequence
         self.series: str | None = None  # the name of the present one, if series have names
-        self.past: dict[str, None] = {}  # the names of those before it
+        self.streams: dict[str, plmu.Stream] = {}  # of each series by its name
         self.expected: list[float] | None = None  # log-probabilities of the next token
         self.untimed = False  # whether the last sample of a forecast had no time
         self.warned = False  # whether it was said that no time was given
-        self.named = False  # whether the columns of forecasts were named
+        self.header = ""  # the names of columns that were printed last
         if options.state is not None and options.state.is_file():
             self.stream = plmu.Stream.restore(frozen, options.state)
             self.stream.missing = options.missing or self.stream.missing
@@ -73,11 +85,26 @@ class LineStream:
         else:
             self.stream = plmu.Stream(frozen, options.missing)
 
+    @property
+    def named(self) -> dict[str, str]:
+        """The name of the present series, by that of its column; empty if series have no names."""
+        if self.series is None:
+            return {}
+        column = self.deployed.outputs.series
+        return {"series" if column in _TAKEN else column: self.series}
+
     def answers(self, line: str) -> Iterator[dict[str, Any] | None]:
-        """The model's answer after each sample of a line; None where a sequence ends."""
+        """The model's answer after each sample of a line; None where a sequence ends.
+
+        Raises:
+            ValueError: says what is wrong with the line.
+        """
+        if self.numbers is not None:
+            self.numbers.sample_time = self.numbers.sample_series = None
+        line = _utf8(line)
         if self.separable and not line.strip():
-            if self.stream.steps and not self.ended:
-                self.ended = True
+            if self.stream.steps:
+                self._end()
                 yield None
             return
         if self.numbers is not None:
@@ -85,19 +112,15 @@ class LineStream:
             if sample is not None:
                 if self.stream.missing == "raise" and any(map(math.isnan, sample)):
                     raise ValueError("a number is missing: --missing hold or --missing zero fills it")
-                if self._other_series(self.numbers.sample_series):
-                    yield None
-                    self.ended = True
+                self._turn_to(self.numbers.sample_series)
                 if self.forecasts is not None:
                     yield from self._forecast(sample, self.numbers.sample_time, self.forecasts)
                     return
-                self._begin()
                 answer = self._answer(self.stream.push(sample).tolist())
                 time = self.numbers.sample_time
                 yield answer if time is None else {"time": time, **answer}
             return
-        for number, name in self.deployed.tokens(line, first=self.ended or not self.stream.steps):
-            self._begin()
+        for number, name in self.deployed.tokens(line, first=not self.stream.steps):
             before = self.expected
             out = self.stream.push(number)
             if self.deployed.kind == "language":
@@ -107,21 +130,14 @@ class LineStream:
             elif name:
                 yield {"token": name, **self._answer(out.tolist())}
 
-    def _other_series(self, name: str | None) -> bool:
-        """Whether a sample of the series `name` ends the series before it. Remembers new names.
-
-        Raises:
-            ValueError: the series `name` has ended already.
-        """
+    def _turn_to(self, name: str | None) -> None:
+        """Make the series `name` the present one. A line without a name is of the series before."""
         if name is None or name == self.series:
-            return False
-        if name in self.past:
-            raise ValueError(f"series {name} has ended: the samples of a series must follow one another")
-        before, self.series = self.series, name
-        if before is None:
-            return False
-        self.past[before] = None
-        return self.stream.steps > 0 and not self.ended
+            return
+        if name not in self.streams:  # the first name is that of the lines before, too
+            unnamed = self.series is None
+            self.streams[name] = self.stream if unnamed else plmu.Stream(self.deployed.frozen, self.stream.missing)
+        self.series, self.stream = name, self.streams[name]
 
     def _forecast(self, sample: list[float], time: str | None, forecasts: Forecasts) -> Iterator[dict[str, Any] | None]:
         """The forecast after a sample, at the step of its time. None first where a sequence ends, since the time is
@@ -134,14 +150,13 @@ class LineStream:
         step = None if time is None else step_of(forecasts.clock, time)
         if step is not None and self.options.time is not None:
             raise ValueError(f"it has a time, {time}: leave out --time {self.options.time}, which is for lines without")
-        expected = forecasts.next_step(self.stream.state) if self.stream.steps and not self.ended else None
+        expected = forecasts.next_step(self.stream.state) if self.stream.steps else None
         gap = 0 if step is None or expected is None else step - expected
         if gap and expected is not None and self._fill(gap, forecasts.time_of(expected), forecasts.model.lookback):
+            self._end()
             yield None
-            self.ended = True
-        first, warning = self.ended or not self.stream.steps, None
-        self._begin()
-        if first:
+        warning = None
+        if not self.stream.steps:
             step, warning = self._first_step(step, forecasts)
             self.stream.reset(forecasts.state_at(step))
         output = self.stream.push(sample).tolist()
@@ -171,33 +186,40 @@ class LineStream:
         if missing < 0:
             raise ValueError(f"its time does not follow the line before: the next is {expected}")
         if self.stream.missing == "raise":
-            self.ended = True  # the next line begins anew
             steps = "1 step is" if missing == 1 else f"{missing:,} steps are"
-            raise ValueError(f"{steps} missing before it, from {expected} on: --missing hold fills gaps")
+            raise _Gap(f"{steps} missing before it, from {expected} on: --missing hold fills gaps")
         if missing > lookback:
             return True
         for _ in range(missing):
             self.stream.push(None)
         return False
 
-    def skip(self) -> None:
-        """Pass over a line that cannot be read. Where lines of a forecast have no times, each is a step, so that a
-        missing sample takes its place.
+    def skip(self, fault: Exception) -> Iterator[None]:
+        """Pass over a line that cannot be read; None where a sequence ends with it. Where lines of a forecast have no
+        times, each is a step, so that a missing sample takes its place.
 
         Raises:
-            ValueError: nothing fills a missing sample.
+            ValueError: nothing fills a missing sample, or the line does not say of which series it is.
         """
-        if self.forecasts is None or not self.untimed or not self.stream.steps or self.ended:
+        if isinstance(fault, _Gap):
+            self._end()  # the next line begins anew
+            yield None
+            return
+        if self.forecasts is None or self.numbers is None or not self.untimed:
+            return
+        if self.series is not None and self.numbers.sample_series is None:
+            raise ValueError("lines without times cannot be skipped if they do not say of which series they are")
+        self._turn_to(self.numbers.sample_series)
+        if not self.stream.steps:
             return
         if self.stream.missing == "raise":
             raise ValueError("lines without times cannot be skipped, since each is a step: add --missing hold")
         self.stream.push(None)
 
-    def _begin(self) -> None:
-        """Reset the state before a sample that begins another sequence."""
-        if self.ended:
-            self.stream.reset()
-            self.ended, self.expected = False, None
+    def _end(self) -> None:
+        """End the present sequence: the next sample begins another."""
+        self.stream.reset()
+        self.expected = None
 
     def _answer(self, output: list[float]) -> dict[str, Any]:
         return self.deployed.answer(output) or {"output": output}
@@ -209,19 +231,20 @@ class LineStream:
         return {"token": name, "probability": math.exp(log_probability), "bits": -log_probability / math.log(2)}
 
     def save(self) -> None:
-        """Save the state, and what else lines are read by: names of series and of the header's columns."""
+        """Save the state of each series, and what else lines are read by: their names and the header's columns."""
         if self.options.state is None:
             return
-        self._begin()
+        series = {name: stream.steps for name, stream in self.streams.items() if stream.steps}
         header = self.numbers.names if self.numbers is not None else None
-        series = [] if self.series is None else [*self.past, self.series]
-        note: dict[str, Any] = {"series": series, "header": header} if series or header else {}
+        note: dict[str, Any] = {"series": series, "present": self.series, "header": header}
+        note = note if self.series or header else {}
         if self.forecasts is not None:
-            note |= {"untimed": self.untimed, "named": self.named}
-        self.stream.save(self.options.state, note or None)
+            note |= {"untimed": self.untimed, "shown": self.header}
+        stream = joined([self.streams[name] for name in series]) if series else self.stream
+        stream.save(self.options.state, note or None)
 
     def _recall(self, path: Path) -> None:
-        """Take up names of series and columns from the note in a state's file.
+        """Take up series and names of columns from the note in a state's file.
 
         Raises:
             FileFormatError: the note has something else.
@@ -229,21 +252,23 @@ class LineStream:
         note = self.stream.note
         if note is None:
             return
-        kinds = {"series": list, "header": list | None, "untimed": bool, "named": bool}
+        kinds = {"series": dict, "present": str | None, "header": list | None, "untimed": bool, "shown": str}
         taken = note if isinstance(note, dict) else {"": note}
-        series, header = taken.get("series", []), taken.get("header")
         fits = all(isinstance(value, kinds.get(key, ())) for key, value in taken.items())
-        if not fits or not all(isinstance(name, str) for name in [*series, *(header or [])]):
+        if not fits or not all(isinstance(name, str) for name in taken.get("header") or []):
             raise FileFormatError(f"{path} was not saved by plmu stream: its note is {note!s:.100}")
-        self.untimed, self.named = taken.get("untimed", False), taken.get("named", False)
-        if series:
-            *past, self.series = series
-            self.past = dict.fromkeys(past)
-        if self.numbers is not None and header:
-            try:
+        self.untimed, self.header = taken.get("untimed", False), taken.get("shown", "")
+        self.series, series, header = taken.get("present"), taken.get("series", {}), taken.get("header")
+        try:
+            if series:
+                self.streams = dict(zip(series, parted(self.stream, list(series.values())), strict=True))
+            if self.series is not None:
+                fresh = plmu.Stream(self.deployed.frozen, self.stream.missing)
+                self.stream = self.streams.setdefault(self.series, fresh)
+            if self.numbers is not None and header:
                 self.numbers.take_header(header)
-            except ValueError as error:
-                raise FileFormatError(f"{path}: {error}") from None
+        except ValueError as error:
+            raise FileFormatError(f"{path}: {error}") from None
 
 
 def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None = None) -> None:
@@ -258,13 +283,8 @@ def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None 
         with _stoppable() as reading:
             for number, line in enumerate(reading(lines), 1):
                 try:
-                    line = _utf8(line.removeprefix("\ufeff") if number == 1 else line)
-                    for answer in stream.answers(line):
-                        _warn(answer, stream)
-                        header = _header(answer, stream)
-                        if header is not None:
-                            print(printable(header).replace("\n", "\\n"), file=screen)
-                        print(printable(_shown(answer, number, stream)).replace("\n", "\\n"), file=screen, flush=True)
+                    for answer in stream.answers(line.removeprefix("\ufeff") if number == 1 else line):
+                        _print(answer, number, stream, screen)
                 except (TypeError, ValueError) as error:
                     fault = f"line {number}: {error}"
                     if options.on_error == "stop":
@@ -272,9 +292,20 @@ def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None 
                     if options.json:
                         print(json.dumps({"line": number, "error": str(error)}), file=screen, flush=True)
                     print(f"plmu: {printable(fault)}", file=sys.stderr, flush=True)
-                    stream.skip()
+                    for end in stream.skip(error):
+                        _print(end, number, stream, screen)
     finally:
         stream.save()
+
+
+def _print(answer: dict[str, Any] | None, line: int, stream: LineStream, screen: IO[str]) -> None:
+    """Print an answer to the line with this number, under the names of columns if these are others than before."""
+    _warn(answer, stream)
+    header = _header(answer, stream)
+    if header != stream.header:
+        stream.header = header
+        print(printable(header).replace("\n", "\\n"), file=screen)
+    print(printable(_shown(answer, line, stream)).replace("\n", "\\n"), file=screen, flush=True)
 
 
 def _utf8(line: str) -> str:
@@ -292,7 +323,8 @@ def _utf8(line: str) -> str:
 def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:
     """An answer as a line to print; `line` is the number of the line that it was read from."""
     if stream.options.json:
-        return json.dumps({"line": line, **({"end": True} if answer is None else answer)}, ensure_ascii=False)
+        content = {"line": line, **stream.named, **({"end": True} if answer is None else answer)}
+        return json.dumps(content, ensure_ascii=False)
     if answer is None:
         return ""
     if stream.deployed.kind == "text":
@@ -307,23 +339,24 @@ def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:
         probability = answer["probability"]
         return f"{'-' if probability is None else format(probability, '.6f')}  {name}"
     if "label" in answer:
-        return f"{answer['label']} {answer['probability']:.6f}"
+        return " ".join([*stream.named.values(), answer["label"], f"{answer['probability']:.6f}"])
     if "forecast" in answer:  # all columns of the next step, then those of the step after it
         values = np.array(list(answer["forecast"].values()))
         texts = as_text(values, values[:, 0])
         horizon = values.shape[1]
-        return ",".join([answer["time"], *(text for step in range(horizon) for text in texts[step::horizon])])
-    return _joined(answer["output"])
+        ahead = [text for step in range(horizon) for text in texts[step::horizon]]
+        return _cells([*stream.named.values(), answer["time"], *ahead])
+    return ",".join([*map(_cells, zip(stream.named.values())), _joined(answer["output"])])
 
 
-def _header(answer: dict[str, Any] | None, stream: LineStream) -> str | None:
-    """The line of names before the first forecast; None if there is none to print."""
-    if answer is None or "forecast" not in answer or stream.options.json or stream.named:
-        return None
+def _header(answer: dict[str, Any] | None, stream: LineStream) -> str:
+    """The names of an answer's columns; those that were printed last where it has none."""
+    if answer is None or "forecast" not in answer or stream.options.json:
+        return stream.header
     assert stream.forecasts is not None
-    stream.named = True
     steps = range(1, stream.forecasts.model.horizon + 1)
-    return ",".join([stream.forecasts.column, *(f"{name} +{step}" for step in steps for name in answer["forecast"])])
+    ahead = [f"{name} +{step}" for step in steps for name in answer["forecast"]]
+    return _cells([*stream.named, stream.forecasts.column, *ahead])
 
 
 def _warn(answer: dict[str, Any] | None, stream: LineStream) -> None:
@@ -332,6 +365,13 @@ def _warn(answer: dict[str, Any] | None, stream: LineStream) -> None:
     if warning is not None and not stream.warned:
         stream.warned = True
         print(f"plmu: {warning}. Give --time TIME, or lines with times", file=sys.stderr, flush=True)
+
+
+def _cells(texts: Sequence[str]) -> str:
+    """A line of CSV, which holds nothing that a spreadsheet would compute."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(map(without_formula, texts))
+    return line.getvalue()
 
 
 def _joined(output: list[float]) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from copy import copy
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -213,3 +216,41 @@ class Stream:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Stream cannot be pickled: use stream.save(path) and plmu.Stream.restore(model, path)")
+
+
+def joined(streams: Sequence[Stream]) -> Stream:
+    """A stream of a batch whose rows are these streams of one model, each of single samples and after its first."""
+    first = copy(streams[0])
+    rows = zip(*(leaves(stream.state) for stream in streams), strict=True)
+    together = iter([torch.cat(parts) for parts in rows])
+    first._state = map_state(first._state, lambda _: next(together))
+    first._last = torch.cat([stream._last for stream in streams if stream._last is not None])
+    first.steps, first._single = max(stream.steps for stream in streams), len(streams) == 1
+    return first
+
+
+def parted(stream: Stream, steps: Sequence[int]) -> list[Stream]:
+    """A stream of single samples for each row of a batch, the reverse of `joined`.
+
+    Args:
+        stream: of a batch.
+        steps: the number of samples of each row so far.
+
+    Raises:
+        ValueError: there are not as many rows, or a number of samples is below 1.
+    """
+    rows = 0 if stream._last is None else len(stream._last)
+    if rows != len(steps) or not all(type(count) is int and count > 0 for count in steps):
+        raise ValueError(f"it has {rows} rows, for numbers of samples of {list(steps)!s:.100}")
+    parts = []
+    for row, count in enumerate(steps):
+        part, place = copy(stream), slice(row, row + 1)
+        part._state = map_state(stream._state, partial(_rows_of, place))
+        part._last = None if stream._last is None else _rows_of(place, stream._last)
+        part.steps, part._single = count, True
+        parts.append(part)
+    return parts
+
+
+def _rows_of(place: slice, values: Tensor) -> Tensor:
+    return values[place].clone()
