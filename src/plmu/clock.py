@@ -3,8 +3,10 @@ counts steps, too."""
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
@@ -39,6 +41,7 @@ class Clock:
         whole: whether a time belongs to the step that it lies in, rather than to the nearest.
         day_first: whether 2/1/2024 is the second of January; None where dates are not written so.
         zone: the time zone of all dates, in minutes east of Greenwich; None where they have none.
+        jitter: of the data's times: the largest distance from the grid, in steps. Other times may be as far from it.
     """
 
     kind: Kind = "rows"
@@ -48,6 +51,7 @@ class Clock:
     whole: bool = False
     day_first: bool | None = None
     zone: int | None = None
+    jitter: float = 0.0
 
     def steps(self, times: NDArray[Any], offset: float = 0.0) -> Steps:
         """The step of each time (datetime64[us] or numbers) of a series with this offset."""
@@ -71,6 +75,24 @@ class Clock:
         offset = float(np.angle(mean)) / (2 * np.pi)
         return offset if abs(mean) > _TOGETHER and abs(offset) > NEAR else 0.0
 
+    def distances(self, times: NDArray[Any]) -> NDArray[np.float64]:
+        """How far each time (datetime64[us] or numbers) is from the grid, in steps: at most 0.5. Any day of a month is
+        on the grid of months, and any time of a weekday on that of weekdays."""
+        if self.whole:
+            return np.zeros(len(times))
+        if self.kind == "weekdays":
+            return np.where(np.is_busday(times.astype("datetime64[D]")), 0.0, 0.5)
+        if self.kind == "months":
+            place = (times.astype("datetime64[M]").astype(np.int64) - _month(self.first)) / self.step
+        else:
+            place = (plain(times) - self.first) / self.step
+        return np.asarray(np.abs(place - np.rint(place)))
+
+    def with_jitter(self, groups: Sequence[NDArray[Any]]) -> Clock:
+        """This clock with the jitter of the times of several series, rounded up."""
+        farthest = max((float(self.distances(times).max()) for times in groups if len(times)), default=0.0)
+        return replace(self, jitter=min(0.5, math.ceil(farthest * 10**4) / 10**4) if farthest > NEAR else 0.0)
+
     def step_of(self, time: str | float) -> int:
         """The step of a time.
 
@@ -80,7 +102,7 @@ class Clock:
                 data, which must have one.
 
         Raises:
-            ValueError: it is no such time.
+            ValueError: it is no such time, or farther from the grid than those of the data.
         """
         if self.kind in ("rows", "numbers"):
             try:
@@ -89,7 +111,7 @@ class Clock:
                     raise ValueError
             except (ValueError, OverflowError):
                 raise ValueError(f"{str(time)[:60]!r} is not a time: those of the data are numbers") from None
-            return int(self.steps(np.array([number]))[0])
+            return self._checked_step(np.array([number]))
         text = _DIGITS.sub(lambda match: _separated(match[0]), str(time).strip())
         try:
             if not _ISO.match(text):
@@ -106,13 +128,29 @@ class Clock:
         """The step of a date in the time zone of the data, or if `zoned` in UTC. Only for clocks of dates.
 
         Raises:
-            ValueError: it is in UTC, and the time zone of the data is not known.
+            ValueError: it is in UTC, and the time zone of the data is not known; or it is off the grid.
         """
         if zoned and self.zone is None:
             raise ValueError(NO_ZONE)
         if zoned and self.zone:
             date = date + np.timedelta64(self.zone, "m")
-        return int(self.steps(np.array([date]))[0])
+        return self._checked_step(np.array([date]))
+
+    def _checked_step(self, time: NDArray[Any]) -> int:
+        """The step of a time, (1,); ValueError if it is farther from the grid than those of the data."""
+        step = int(self.steps(time)[0])
+        if self.distances(time)[0] <= max(NEAR, self.jitter):
+            return step
+        if self.kind == "weekdays":
+            below = step - 1
+        else:
+            below = step if self.kind == "months" else math.floor((float(plain(time)[0]) - self.first) / self.step)
+        written = f"{time[0]:.12g}" if self.kind in ("rows", "numbers") else _written(time, self.zone)[0]
+        nearest = self.times(np.array([below, below + 1]))
+        raise ValueError(
+            f"{written} is off the grid of the data, every {self.spacing}: the nearest times are {nearest[0]} and"
+            f" {nearest[1]}"
+        )
 
     @property
     def formula(self) -> str:
@@ -145,10 +183,12 @@ class Clock:
             KeyError, TypeError, ValueError: it is damaged.
         """
         clock = cls(**{field.name: content[field.name] for field in fields(cls)})
-        numbers = (clock.first, clock.step, 0 if clock.zone is None else clock.zone)
+        numbers = (clock.first, clock.step, clock.jitter, 0 if clock.zone is None else clock.zone)
         if clock.kind not in get_args(Kind) or not all(type(number) in (int, float) for number in numbers):
             raise TypeError
-        if not (abs(clock.first) < _MOST * 10**6 and 0 < clock.step < _MOST * 10**6):  # false for NaN
+        if not (
+            abs(clock.first) < _MOST * 10**6 and 0 < clock.step < _MOST * 10**6 and 0 <= clock.jitter <= 0.5
+        ):  # false for NaN
             raise ValueError
         return clock
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from math import floor
 
 import numpy as np
@@ -10,7 +12,7 @@ import pandas
 import pytest
 
 import plmu
-from plmu.clock import Clock
+from plmu.clock import DAY, Clock
 from plmu.timeseries.clock import step_of
 
 DAYS = np.datetime64("1990-02-05")  # a Monday
@@ -125,3 +127,49 @@ def test_the_formula_says_in_which_zone_times_are() -> None:
 def test_times_that_are_numbers(first: float, step: float, offset: float, time: str) -> None:
     """The offset of a series is a mean: of long steps its fractions mean nothing."""
     assert Clock("numbers", first, step).times(np.array([1]), offset) == [time]
+
+
+GRIDS = {
+    "2024-01-31 10:07": (Clock("time", 0.0, 9e8), "2024-01-31 10:07", "2024-01-31 10:00 and 2024-01-31 10:15"),
+    "2024-01-31 10:07Z": (
+        Clock("time", 0.0, 9e8, zone=60),
+        "2024-01-31 11:07+01:00",
+        "2024-01-31 11:00+01:00 and 2024-01-31 11:15+01:00",
+    ),
+    "1969-12-31 15:00": (Clock("time", 0.0, float(DAY)), "1969-12-31 15:00", "1969-12-31 and 1970-01-01"),
+    "2024-02-03": (Clock("weekdays", 0.0), "2024-02-03", "2024-02-02 and 2024-02-05"),
+    "2024-02": (Clock("months", 0.0, 3.0), "2024-02-01", "2024-01-01 and 2024-04-01"),
+    "3.4": (Clock(), "3.4", "3 and 4"),
+    "-0.3": (Clock("numbers", 0.0, 0.25), "-0.3", "-0.5 and -0.25"),
+}
+
+
+@pytest.mark.parametrize("time", GRIDS)
+def test_a_time_off_the_grid_is_refused_with_the_nearest_ones(time: str) -> None:
+    clock, written, nearest = GRIDS[time]
+    for ask in (clock.step_of, partial(step_of, clock)):
+        with pytest.raises(ValueError, match="is off the grid") as raised:
+            ask(time)
+        assert str(raised.value) == (
+            f"{written} is off the grid of the data, every {clock.spacing}: the nearest times are {nearest}"
+        )
+    assert replace(clock, jitter=0.5).step_of(time) is not None
+    for near in nearest.split(" and "):
+        assert clock.times(np.array([clock.step_of(near)]))[0][:10] == near[:10]
+
+
+def test_times_that_name_a_step_are_on_the_grid() -> None:
+    assert Clock("months", 0.0, 1.0).step_of("1970-03-17") == 2
+    assert Clock("weekdays", 0.0).step_of("1970-01-02 17:00") == 1
+    assert Clock("time", 0.0, 9e8, whole=True).step_of("1970-01-01 00:29") == 1  # as --data.step averages rows
+    assert Clock("time", 0.0, 9e8).step_of("1970-01-01 00:29:53") == 2  # within a hundredth
+
+
+def test_times_may_jitter_as_those_of_the_data() -> None:
+    times = 900 * np.arange(100) + np.tile([0, 30, -20, 5], 25)
+    clock = Clock("time", 0.0, 9e8).with_jitter([times.astype("datetime64[s]").astype("datetime64[us]")])
+    assert clock.jitter == pytest.approx(30 / 900, abs=1e-4)
+    assert Clock.read(clock.described()) == clock
+    assert clock.step_of("1970-01-01 00:15:30") == 1
+    with pytest.raises(ValueError, match="1970-01-01 00:15:31 is off the grid of the data, every 15 min"):
+        clock.step_of("1970-01-01 00:15:31")

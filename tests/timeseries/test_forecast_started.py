@@ -278,6 +278,32 @@ def test_a_wrong_time_is_an_error(load_run: Path, content: dict[str, Any], fault
         assert answer.json()["error"].startswith(fault)
 
 
+def test_a_time_off_the_grid_is_an_error_everywhere(load_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names the nearest times, in lines, --time and messages; the state is as before."""
+    fault = "2024-01-31 02:07 is off the grid of the data, every 2 h: the nearest times are 2024-01-31 02:00 and"
+    for lines, options in (
+        (["2024-01-31 00:00,50,15\n", "2024-01-31 02:07,50,15\n"], Options()),
+        (["50,15\n"], Options(time="2024-01-31 02:07")),
+    ):
+        with pytest.raises(ValueError, match=f"{fault} 2024-01-31 04:00"):
+            show(load_run, lines, options, io.StringIO())
+    out = io.StringIO()
+    lines = ["2024-01-31 00:00,50,15\n", "2024-01-31 02:07,50,15\n", "2024-01-31 02:00,50,15\n"]
+    show(load_run, lines, Options(json=True, on_error="skip"), out)
+    assert [json.loads(line).get("time") for line in out.getvalue().splitlines()] == [
+        "2024-01-31 00:00",
+        None,
+        "2024-01-31 02:00",
+    ]
+    server = make_server(deployed.load(load_run), ServerOptions())
+    with TestClient(server.app(), base_url="http://127.0.0.1", headers=MINE) as client:
+        for time, status in (("2024-01-31 00:00", 200), ("2024-01-31 02:07", 400), ("2024-01-31 02:00", 200)):
+            answer = client.post("/step", json={"sample": [50, 15], "time": time, "session": "a"})
+            assert answer.status_code == status
+            if status == 400:
+                assert answer.json()["error"].startswith(f"time {fault}")
+
+
 def test_the_time_of_a_session_survives_the_server(load_run: Path, tmp_path: Path) -> None:
     """In the journal and in a snapshot."""
     options = ServerOptions(states=tmp_path / "states")

@@ -24,7 +24,7 @@ def step_of(clock: Clock, time: str) -> int:
         time: text. It is converted from its time zone to that of the clock.
 
     Raises:
-        ValueError: the text is not a time.
+        ValueError: the text is not a time, or one that is off the grid.
     """
     try:
         return clock.step_of(time)

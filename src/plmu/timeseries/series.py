@@ -192,7 +192,7 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
             clock, raw, times = _clock_of(times, raw, config)
         if columns.time is not None and clock.kind != "rows":
             day_first = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
-            clock = replace(clock, day_first=day_first, zone=zone)
+            clock = replace(clock, day_first=day_first, zone=zone).with_jitter(times)
     data = SeriesData(columns, clock, [], notes, other=like is not None, config=config)
     for series in raw:
         data.pieces += _pieces(series, config, data)
