@@ -68,7 +68,7 @@ def test_the_time_stamps_of_a_frame_tell() -> None:
     used = {
         name: plmu.Forecaster(30, lookback=30, season=0).fit(one).validation_["calendar"] for name, one in fits.items()
     }
-    assert used == {"days": True, "weekdays": False, "hours": False, "none": False}
+    assert used == {"days": True, "weekdays": True, "hours": False, "none": False}
     one = plmu.Forecaster(30, lookback=30, season=0).fit(frame[:-365])
     np.testing.assert_allclose(  # rows that begin elsewhere in the year
         one.predict(frame[-100:])["load"], one.predict(frame["load"].to_numpy()[-100:, None], start=ROWS - 100)[:, 0]

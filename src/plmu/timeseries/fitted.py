@@ -16,7 +16,16 @@ from plmu.clock import NO_ZONE
 from plmu.nn.forecast import LookbackForecast
 from plmu.timeseries import series
 from plmu.timeseries.choosing import FOLDS, Options, rolling
-from plmu.timeseries.frames import Form, SeriesTable, as_list, check_ahead, is_list_of_series, with_future
+from plmu.timeseries.frames import (
+    Form,
+    SeriesTable,
+    as_list,
+    check_ahead,
+    is_list_of_series,
+    moved_to,
+    note_rows,
+    with_future,
+)
 from plmu.timeseries.predictions import file_frame, forecast, formed, found_start
 from plmu.timeseries.scores import (
     Intervals,
@@ -169,17 +178,27 @@ class Fitted:
         for table in tables:
             self._check_channels(table)
             self._check_zone(table)
+        tables = [table.on(settings.clock) for table in tables]
         if future is not None:
             tables = self._with_future(tables, future, several)
         forms = [table.form for table in tables]
+        if X is None and future is None:
+            return Input(list(_last(self.series("predict").data.pieces).values()), forms, True, several)
+        columns, clock = settings.like
+        data = SeriesData(columns, clock, [], other=True)
+        config = None if self.split is None else self.split.data.config  # of a file that was fitted
+        for place, table in enumerate(tables):
+            pieces = table.pieces(place, data, f"X[{place}]" if several else "X", config)
+            data.pieces += pieces if start is None else moved_to(pieces, start)
+        last = list(_last(data.pieces).values())
         if X is None:
-            pairs = zip(self.series("predict").data.pieces, tables, strict=True)
-            return Input([replace(piece, covariates=t.covariates) for piece, t in pairs], forms, True, several)
-        pieces = [table.piece(str(place), settings.clock, start or 0) for place, table in enumerate(tables)]
-        if start is not None:
-            pieces = [replace(piece, start=start) for piece in pieces]
+            starts = [piece.start for piece in _last(self.series("predict").data.pieces).values()]
+            return Input([replace(piece, start=a) for piece, a in zip(last, starts, strict=True)], forms, True, several)
+        note_rows(data, tables, False, config)
+        for note in data.notes:
+            _log.info(note)
         timed = settings.clock.kind != "rows" and all(table.times is not None for table in tables)
-        return Input(pieces, forms, timed or start is not None, several)
+        return Input(last, forms, timed or start is not None, several)
 
     def _file_data(self, X: Any, future: Any) -> SeriesData:
         """The series of a file, or of the fit, on the clock of the fit."""
@@ -200,11 +219,12 @@ class Fitted:
 
     def _with_future(self, tables: list[SeriesTable], future: Any, several: bool) -> list[SeriesTable]:
         if not several:
-            return [with_future(tables[0], future, self.covariates, "future")]
+            return [with_future(tables[0], future, self.covariates, "future", self.settings.clock)]
         if not is_list_of_series(future) or len(future) != len(tables):
             raise ValueError(f"future must be a list with covariates for each of the {len(tables)} series")
         pairs = enumerate(zip(tables, future, strict=True))
-        return [with_future(table, plan, self.covariates, f"future[{i}]") for i, (table, plan) in pairs]
+        clock = self.settings.clock
+        return [with_future(table, plan, self.covariates, f"future[{i}]", clock) for i, (table, plan) in pairs]
 
     def _check_zone(self, table: SeriesTable) -> None:
         """Raise ValueError where times could be hours off: they have a time zone and those of the fit none, or the
@@ -212,10 +232,10 @@ class Fitted:
         clock = self.settings.clock
         if table.times is None or clock.kind == "rows":
             return
-        zoned = self.tables[0].zoned if self.tables is not None else clock.zone is not None
-        if table.zoned and not zoned:
+        zoned = self.tables[0].form.zoned if self.tables is not None else clock.zone is not None
+        if table.form.zoned and not zoned:
             raise ValueError(f"X: {NO_ZONE}")
-        if zoned and not table.zoned and self.tables is not None:
+        if zoned and not table.form.zoned and self.tables is not None:
             raise ValueError("X: its times have no time zone, and those of the training data have one: give it one")
 
     def _check_channels(self, table: SeriesTable) -> None:
@@ -226,3 +246,8 @@ class Fitted:
             raise ValueError(
                 f"X has {features} features, but Forecaster is expecting {expected} features as input{hint}"
             )
+
+
+def _last(pieces: Sequence[Piece]) -> dict[int, Piece]:
+    """Of each array or frame its last piece."""
+    return {piece.source: piece for piece in pieces}

@@ -69,7 +69,7 @@ class Forecaster(Estimator):
 
     Attributes:
         validation_: the options that were chosen, and the errors by which.
-        notes_: for a file, what was done with gaps, duplicates and odd dates.
+        notes_: for a file or a frame with times, what was done with gaps, duplicates and odd dates.
     """
 
     model_: LookbackForecast
@@ -128,8 +128,9 @@ class Forecaster(Estimator):
         Args:
             X: (time,) or (time, channels), a data frame whose columns are channels, or a list of them; or the path of a
                 CSV, Parquet, NumPy, JSON or Excel file, or what `plmu.timeseries.read_series` returns. In a frame of
-                pandas or polars, time stamps (a column, or the index) tell where later rows are in the season. Rows at
-                the end in which only covariates have values are ahead of the series.
+                pandas or polars, time stamps (a column, or the index) tell where later rows are in the season, and
+                which rows are missing: these are treated as in a file, by holding the last value for up to 48 steps
+                (`notes_`). Rows at the end in which only covariates have values are ahead of the series.
             y: not used; for scikit-learn.
             starts: for arrays and frames, the number of the first row of each series on a clock that they share. By
                 default time stamps tell, or all begin together.
@@ -161,6 +162,10 @@ class Forecaster(Estimator):
             split = Split.of_tables(tables, self._columns, self._wanted(), starts, validation_rows, names)
             if (columns := tables[0].form.columns) is not None:
                 self.feature_names_in_ = np.array(columns, dtype=object)
+            if split.data.clock.kind != "rows":
+                self.notes_ = split.data.notes
+                for note in self.notes_:
+                    _log.info(note)
             self.fit_split(split)
             self._fitted.tables, self._fitted.several = tables, is_list_of_series(X)
             return self

@@ -6,19 +6,22 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.clock import DAY, Clock
+from plmu.clock import Clock
 from plmu.timeseries.clock import find_clock
 from plmu.timeseries.columns import LARGEST, Columns
-from plmu.timeseries.series import Numbers, Piece, SeriesData
+from plmu.timeseries.series import Numbers, Piece, SeriesConfig, SeriesData, pieces_of
+from plmu.timeseries.series_notes import counted, note_clock
+from plmu.timeseries.table_rows import RawSeries
 
 Array = Numbers
 _IDS = frozenset(("id", "ids", "unique_id", "series_id", "item_id", "store_id"))
-_REGULAR = 0.01  # share of rows that may be missing in a calendar
+_AS_FILES = SeriesConfig(id="")  # how gaps are treated; there is no column that could name series
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,12 @@ class Form:
     columns: tuple[str, ...] | None = None  # of all columns of numbers
     times: Any = None  # the column or index of times, without rows
     index: bool = False  # whether the times are the index
+
+    @property
+    def zoned(self) -> bool:
+        """Whether its times have a time zone."""
+        dtype = None if self.times is None else self.times.dtype
+        return getattr(dtype, "tz", getattr(dtype, "time_zone", None)) is not None  # of pandas, of polars
 
     def like(self, values: Numbers) -> Any:
         """Values (time, channels) in this form."""
@@ -66,23 +75,37 @@ class SeriesTable:
 
     values: Numbers  # (time, channels)
     form: Form
-    times: NDArray[Any] | None = None  # datetime64[us]
+    times: NDArray[Any] | None = None  # datetime64[us] of all rows, in UTC if they have a time zone
     covariates: Numbers | None = None  # (time and steps ahead, covariates); NaN where a value ahead is missing
 
-    @property
-    def zoned(self) -> bool:
-        """Whether its times have a time zone."""
-        dtype = None if self.form.times is None else self.form.times.dtype
-        return getattr(dtype, "tz", getattr(dtype, "time_zone", None)) is not None  # of pandas, of polars
+    def on(self, clock: Clock) -> SeriesTable:
+        """The series with its times in the time zone of a clock, if both have one."""
+        if self.times is None or not self.form.zoned or not clock.zone:
+            return self
+        return replace(self, times=self.times + np.timedelta64(clock.zone, "m"))
 
-    def piece(self, name: str, clock: Clock | None, start: int = 0) -> Piece:
-        """The series on the clock of `fit`, where both have times; else with `start` as the step of its first row."""
-        measured = np.broadcast_to(np.True_, self.values.shape)
-        if clock is None or clock.kind == "rows" or self.times is None:
-            return Piece(name, start, self.values, measured, covariates=self.covariates)
-        first, last = clock.steps(self.times[[0, -1]]).tolist()
-        skipped = last - first + 1 - len(self.values)
-        return Piece(name, first, self.values, measured, covariates=self.covariates, skipped=skipped)
+    def pieces(self, place: int, data: SeriesData, name: str, config: SeriesConfig | None = None) -> list[Piece]:
+        """The series on the clock of `data`, as those of a file are put there: gaps filled, and split at long ones.
+        Without times its rows are consecutive.
+
+        Args:
+            place: the number of the series.
+            data: its columns and clock; its `counts` are updated.
+            name: what to call the series in errors.
+            config: how gaps are treated; by default as in files.
+        """
+        if data.clock.kind == "rows" or self.times is None:
+            measured = np.broadcast_to(np.True_, self.values.shape)
+            return [Piece(str(place), 0, self.values, measured, covariates=self.covariates, source=place)]
+        values = self.values
+        if self.covariates is not None:  # rows ahead have covariates alone
+            ahead = np.full((len(self.covariates) - len(values), values.shape[1]), np.nan)
+            values = np.concatenate([np.concatenate([values, ahead]), self.covariates], axis=1)
+        raw = RawSeries(str(place), self.times, values)
+        return [
+            replace(piece, source=place)
+            for piece in pieces_of(raw, replace(config or _AS_FILES, file=Path(name)), data)
+        ]
 
 
 def data_of(tables: Sequence[SeriesTable], covariates: Sequence[str | int], starts: Sequence[int] | None) -> SeriesData:
@@ -93,10 +116,30 @@ def data_of(tables: Sequence[SeriesTable], covariates: Sequence[str | int], star
     values = form.names or tuple(f"value {number}" for number in range(1, 1 + width))
     time = None if form.times is None else str(form.times.name or "time")
     columns = Columns(time, values, None, covariates=tuple(map(str, covariates)))
-    pieces = [table.piece(str(place), clock) for place, table in enumerate(tables)]
-    if starts is not None:
-        pieces = [replace(piece, start=start) for piece, start in zip(pieces, starts, strict=True)]
-    return SeriesData(columns, clock, pieces)
+    if clock.kind != "rows":
+        clock = clock.with_jitter([table.times for table in tables if table.times is not None])
+    data = SeriesData(columns, clock, [])
+    for place, table in enumerate(tables):
+        pieces = table.pieces(place, data, "X" if len(tables) == 1 else f"X[{place}]")
+        data.pieces += pieces if starts is None else moved_to(pieces, starts[place])
+    note_rows(data, tables, scored=True)
+    return data
+
+
+def moved_to(pieces: list[Piece], start: int) -> list[Piece]:
+    """The pieces of a series, moved so that this is the step of its first row."""
+    return [replace(piece, start=piece.start + start - pieces[0].start) for piece in pieces]
+
+
+def note_rows(
+    data: SeriesData, tables: Sequence[SeriesTable], scored: bool, config: SeriesConfig | None = None
+) -> None:
+    """Note the clock of series with times, and what was done with gaps; `scored` as in `counted`."""
+    config = config or _AS_FILES
+    times = [table.times for table in tables if table.times is not None]
+    if data.clock.kind != "rows" and times:
+        note_clock(data, times, config)
+        data.notes += counted(data.counts, data.rows, config, scored)
 
 
 def clock_of(table: SeriesTable) -> Clock:
@@ -105,17 +148,6 @@ def clock_of(table: SeriesTable) -> Clock:
     if times is None or len(times) < 2:
         return Clock()
     return replace(find_clock([times]), first=float(times[0].astype(np.int64)))
-
-
-def calendar_of(table: SeriesTable) -> str | None:
-    """What a row is, "day" or "week", if time stamps say so and hardly any row is missing; else None."""
-    if table.times is None or len(table.times) < 2:
-        return None
-    apart = np.diff(table.times.astype(np.int64)) / DAY
-    for name, days in (("day", 1), ("week", 7)):
-        if np.median(apart) == days and abs(apart.mean() / days - 1) < _REGULAR:
-            return name
-    return None
 
 
 def is_list_of_series(X: Any) -> bool:
@@ -166,16 +198,26 @@ def as_table(X: Any, name: str, covariates: Sequence[str | int] = ()) -> SeriesT
     return SeriesTable(
         _checked(values[:rows], name, names, rest),
         replace(form, names=names),
-        None if table.times is None else table.times[:rows],
+        table.times,
         ahead,
     )
 
 
-def with_future(table: SeriesTable, future: Any, covariates: Sequence[str | int], name: str) -> SeriesTable:
-    """The series with other covariates ahead: those in `future`, an array (time,) or (time, covariates), or a frame.
-    `name` is what to call `future` in errors."""
+def with_future(
+    table: SeriesTable, future: Any, covariates: Sequence[str | int], name: str, clock: Clock
+) -> SeriesTable:
+    """The series with other covariates ahead.
+
+    Args:
+        table: the series.
+        future: the covariates, an array (time,) or (time, covariates), or a frame. Without times its rows are
+            consecutive.
+        covariates: their columns.
+        name: what to call `future` in errors.
+        clock: of the fit.
+    """
     assert table.covariates is not None
-    plan = _unchecked(future, name)
+    plan, rows = _unchecked(future, name).on(clock), len(table.values)
     columns, names = plan.values, table.form.columns
     if plan.form.names is not None and names is not None:
         wanted = [names[_place(column, names, len(names), "X")] for column in covariates]
@@ -184,12 +226,17 @@ def with_future(table: SeriesTable, future: Any, covariates: Sequence[str | int]
         raise ValueError(
             f"{name} must have a column for each of the {len(covariates)} covariates, got {columns.shape[1]}"
         )
-    clock = clock_of(table)
-    if plan.times is not None and len(plan.times) and table.times is not None and clock.kind != "rows":
-        last, first = clock.steps(np.array([table.times[-1], plan.times[0]])).tolist()
-        if first - last != 1:
-            raise ValueError(f"{name} must begin one step after the last row of the series, got {first - last} steps")
-    return replace(table, covariates=np.concatenate([table.covariates[: len(table.values)], columns]))
+    times = None
+    if table.times is not None and clock.kind != "rows":
+        offset = clock.offset(table.times[:rows])
+        last = int(clock.steps(table.times[rows - 1 : rows], offset)[0])
+        ahead = plan.times
+        if ahead is None:
+            ahead = clock.dates(last + np.arange(1, 1 + len(columns)), offset)
+        elif len(ahead) and (apart := int(clock.steps(ahead[:1], offset)[0]) - last) != 1:
+            raise ValueError(f"{name} must begin one step after the last row of the series, got {apart} steps")
+        times = np.concatenate([table.times[:rows], ahead])
+    return replace(table, times=times, covariates=np.concatenate([table.covariates[:rows], columns]))
 
 
 def check_ahead(piece: Piece, horizon: int, covariates: Sequence[str | int], name: str) -> None:

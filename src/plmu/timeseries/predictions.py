@@ -94,7 +94,10 @@ def formed(settings: Settings, piece: Piece, form: Form, ahead: Ahead, place: in
         cut = (..., 0) if form.flat else ...
         return Forecast(mean[cut], lower[cut], upper[cut], intervals.percent)
     columns = _columns(form.names or (), mean.T, lower.swapaxes(1, 2), upper.swapaxes(1, 2), intervals.percent)
-    return form.table(columns, None if form.times is None else _stamps(settings, piece))
+    if form.times is None:
+        return form.table(columns)
+    stamps, zone = _stamps(settings, piece), settings.clock.zone
+    return form.table(columns, stamps - np.timedelta64(zone, "m") if zone and form.zoned else stamps)
 
 
 def file_frame(settings: Settings, pieces: Sequence[Piece], ahead: Ahead, intervals: Intervals | None) -> Any:

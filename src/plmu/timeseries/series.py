@@ -83,7 +83,7 @@ class Piece:
     measured: NDArray[np.bool_]  # (time, channels): False where a gap was filled
     offset: float = 0.0  # how much later than the clock's its times are, in steps
     covariates: Numbers | None = None  # (time and steps ahead, covariates); NaN where a value ahead is missing
-    skipped: int = 0  # steps of the clock that have no row; only in data frames, whose gaps are not filled
+    source: int = 0  # the number of the array or frame that it is of
 
     def __len__(self) -> int:
         return len(self.values)
@@ -91,7 +91,7 @@ class Piece:
     @property
     def last(self) -> int:
         """The clock's step of the last row."""
-        return self.start + len(self) - 1 + self.skipped
+        return self.start + len(self) - 1
 
     def until(self, end: int) -> Piece:
         """The piece cut to its first `end` rows, without covariates ahead."""
@@ -195,7 +195,7 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
             clock = replace(clock, day_first=day_first, zone=zone).with_jitter(times)
     data = SeriesData(columns, clock, [], notes, other=like is not None, config=config)
     for series in raw:
-        data.pieces += _pieces(series, config, data)
+        data.pieces += pieces_of(series, config, data)
     if clock.kind != "rows":
         note_clock(data, times, config)
     data.notes += counted(data.counts, data.rows, config, scored=like is None)
@@ -240,10 +240,11 @@ def _zone(tables: Sequence[Table], time: str | None) -> int | None:
     return zones.pop() if len(zones) == 1 else 0 if zones else None
 
 
-def _pieces(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piece]:
+def pieces_of(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piece]:
     """A series on the clock, with gaps filled, split at long ones; adds what was changed to `data.counts`.
 
     Raises:
+        ValueError: too many gaps of a data frame are long.
         DataError: times are numbers where the clock has dates, or the reverse; or too many gaps are long.
     """
     last = rows_of(series.values[:, : len(data.columns.values)])  # later rows have covariates alone
@@ -265,11 +266,14 @@ def _pieces(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list[P
     longest = 0 if config.missing == "split" else config.longest_gap
     breaks = np.flatnonzero(np.diff(steps) > longest + 1) + 1
     if len(breaks) > max(_BROKEN * len(steps), 10) and config.missing != "split":
-        raise DataError(
+        fault = (
             f"the times are {data.clock.spacing} apart at the median, yet {len(breaks):,} of {len(steps):,} are more"
-            f" than {longest} such steps apart: give --data.longest-gap"
-            + ("" if data.other else ", --data.step or --data.irregular rows")
+            f" than {longest} such steps apart: "
         )
+        if data.config is None:
+            raise ValueError(f"{config.file}: {fault}give rows at equal steps, or arrays, whose rows are consecutive")
+        other = "" if data.other else ", --data.step or --data.irregular rows"
+        raise DataError(f"{fault}give --data.longest-gap{other}")
     pieces = []
     for rows in np.split(np.arange(len(steps)), breaks) if len(breaks) else [slice(None)]:
         pieces += _filled(series.name, steps[rows], values[rows], config, data)

@@ -22,7 +22,7 @@ from plmu.core.systems import DelayNetwork
 from plmu.errors import DataError
 from plmu.timeseries.columns import Columns
 from plmu.timeseries.effects import LAGS
-from plmu.timeseries.frames import SeriesTable, calendar_of, data_of
+from plmu.timeseries.frames import SeriesTable, data_of
 from plmu.timeseries.season import has_years, period
 from plmu.timeseries.series import Numbers, SeriesData
 from plmu.timeseries.windows import Windows
@@ -187,18 +187,30 @@ class Split:
         """Arrays and frames, each cut by its own length; the arguments are those of `Forecaster.fit`."""
         data = data_of(tables, covariates, None if starts is None else _for_each(tables, starts, "starts"))
         if names is not None:
-            named = zip(data.pieces, _for_each(tables, names, "names"), strict=True)
-            data.pieces = [dataclasses.replace(piece, name=str(name)) for piece, name in named]
-        ends = [len(piece) - round(wanted.test * len(piece)) for piece in data.pieces]
+            labels = [str(name) for name in _for_each(tables, names, "names")]
+            data.pieces = [dataclasses.replace(piece, name=labels[piece.source]) for piece in data.pieces]
+        lengths = np.bincount([piece.source for piece in data.pieces], [len(piece) for piece in data.pieces])
+        totals = [int(length) for length in lengths]
+        ends = [total - round(wanted.test * total) for total in totals]
         rows = [rows_to_choose_by(wanted.validation, wanted.horizon, end) for end in ends]
         if validation_rows is not None:
             rows = _for_each(tables, validation_rows, "validation_rows")
-        cuts = [(end - count, end) for end, count in zip(ends, rows, strict=True)]
+        cuts, counts, before = [], [], 0
+        for number, piece in enumerate(data.pieces):
+            place, length = piece.source, len(piece)
+            before = before + len(data.pieces[number - 1]) if number and data.pieces[number - 1].source == place else 0
+            if length == totals[place]:
+                cuts.append((ends[place] - rows[place], ends[place]))
+                counts.append(rows[place])
+            else:  # a part of a series that was split at long gaps
+                begin, end = (min(max(0, cut - before), length) for cut in (ends[place] - rows[place], ends[place]))
+                cuts.append((begin, end))
+                counts += _fitting(cuts[-1:], wanted.horizon)
         if max(a for a, _ in cuts) < wanted.horizon + 2:
             needed = wanted.horizon + 2 + rows[0]
             raise ValueError(f"X must have at least {needed} rows for horizon={wanted.horizon}, got n_samples = "
-                             f"{len(data.pieces[0])}")  # fmt: skip
-        return dataclasses.replace(cls.of(data, cuts, rows, wanted), calendar=calendar_of(tables[0]) or "none")
+                             f"{len(data.pieces[0])}{what_was_done(data)}")  # fmt: skip
+        return cls.of(data, cuts, counts, wanted)
 
     def until(self, ends: list[int], validation: float) -> Split:
         """The same with the same settings, of the first rows of each series, a share of which are validation rows."""
