@@ -9,6 +9,7 @@ from torch import Tensor
 
 import plmu
 from plmu.nn import CovariateForecast, LookbackForecast
+from plmu.runtime.frozen import FrozenModel
 
 CHANNELS, COVARIATES, HORIZON, LOOKBACK = 2, 3, 4, 9
 WIDTH = CHANNELS + COVARIATES * (1 + HORIZON)
@@ -180,3 +181,29 @@ def test_wrong_arguments_are_named(wrong: dict[str, int]) -> None:
         CovariateForecast(**options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="13"):
         build("present")(torch.zeros(1, 5, 13, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nan_stays_in_its_channel_while_it_is_in_the_window(name: str) -> None:
+    """Whole, in steps and folded: the other channel has the same bits."""
+    layer = build(name).eval()
+    x = samples(*random(1, 30))
+    spoiled = x.clone()
+    spoiled[0, 8, 0] = torch.nan
+    folded = FrozenModel(layer).folded.step
+    for steps in (None, layer.step, folded):
+        clean, out = (_outputs(layer, steps, one).unflatten(-1, (HORIZON, CHANNELS)) for one in (x, spoiled))
+        assert torch.equal(out[..., 1], clean[..., 1])
+        assert out[0, 8 : 8 + LOOKBACK, :, 0].isnan().all()
+        assert torch.equal(out[0, :8], clean[0, :8])
+        assert torch.equal(out[0, 8 + LOOKBACK :], clean[0, 8 + LOOKBACK :])
+
+
+def _outputs(layer: CovariateForecast, step: Any, x: Tensor) -> Tensor:
+    if step is None:
+        return layer(x)[0]
+    out, state = [], None
+    for sample in x.unbind(1):
+        ahead, state = step(sample, state)
+        out.append(ahead)
+    return torch.stack(out, 1)

@@ -1,6 +1,8 @@
 """`LookbackForecast` against its formula, and with itself: whole, in pieces, with lengths and resets, step by step."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor
 
 import plmu
 from plmu.nn import LookbackForecast
+from plmu.runtime.frozen import FrozenModel
 
 SEASONS = (0, 5)
 
@@ -161,3 +164,28 @@ class Doubled(LookbackForecast):
 def test_a_subclass_folds_into_its_own_step() -> None:
     x = torch.randn(2, 3)
     assert torch.equal(plmu.fold(Doubled(3, 4, 6, 11.0, 12)).step(x)[0], 2 * x.repeat(1, 4))
+
+
+@pytest.mark.parametrize("season", SEASONS)
+@pytest.mark.parametrize("individual", [False, True])
+def test_nan_stays_in_its_channel_while_it_is_in_the_window(season: int, individual: bool) -> None:
+    """Whole, in steps and folded: the other channels have the same bits."""
+    layer = build(season, individual).eval()
+    x = torch.randn(1, 30, 3, dtype=torch.float64)
+    spoiled = x.clone()
+    spoiled[0, 8, 1] = torch.nan
+
+    def stepped(step: Any, x: Tensor) -> Tensor:
+        out, state = [], None
+        for sample in x.unbind(1):
+            ahead, state = step(sample, state)
+            out.append(ahead)
+        return torch.stack(out, 1)
+
+    folded = FrozenModel(layer).folded.step
+    for run in (lambda x: layer(x)[0], partial(stepped, layer.step), partial(stepped, folded)):
+        clean, out = (run(values).unflatten(-1, (4, 3)) for values in (x, spoiled))
+        assert torch.equal(out[..., [0, 2]], clean[..., [0, 2]])
+        assert out[0, 8:20, :, 1].isnan().all()
+        for steps in (slice(8), slice(20, None)):
+            assert torch.equal(out[0, steps], clean[0, steps])

@@ -231,6 +231,30 @@ def test_a_server_takes_the_time_of_the_first_sample(load_run: Path, first: int)
         check_answer(answer, load_run, first)
 
 
+def test_a_missing_number_changes_the_forecast_of_its_channel_alone(load_run: Path) -> None:
+    """In a stream, in sessions and in a server: forecasts and intervals of the other column have the same bits."""
+    rows = values()[:ROWS].tolist()
+    spoiled = [*rows[:30], [None, rows[30][1]], *rows[31:]]
+    answers = []
+    server = make_server(deployed.load(load_run), ServerOptions(missing="hold"))
+    with TestClient(server.app(), base_url="http://127.0.0.1", headers=MINE) as client:
+        for name, samples in (("a", rows), ("b", spoiled)):
+            content = {"samples": samples, "time": "2024-01-01 00:00", "session": name}
+            answers.append(client.post("/step", json=content).json())
+    whole, other = answers
+    assert other["forecast"]["temp"] == whole["forecast"]["temp"]
+    assert other["forecast"]["load"] != whole["forecast"]["load"]
+    for name, ahead in whole["intervals"].items():
+        assert (other["intervals"][name] == ahead) == name.startswith("temp")
+    lines = [["" if number is None else str(number) for number in row] for row in spoiled]
+    out = io.StringIO()
+    options = Options(missing="hold", json=True, time="2024-01-01 00:00")
+    show(load_run, [",".join(line) + "\n" for line in lines], options, out)
+    streamed = json.loads(out.getvalue().splitlines()[-1])
+    for name in ("load", "temp"):
+        np.testing.assert_allclose(streamed["forecast"][name], other["forecast"][name], rtol=0, atol=2 * TOLERANCE)
+
+
 def test_a_server_says_where_it_takes_a_stream_to_begin(load_run: Path) -> None:
     server = make_server(deployed.load(load_run), ServerOptions())
     with TestClient(server.app(), base_url="http://127.0.0.1", headers=MINE) as client:
