@@ -121,6 +121,18 @@ def test_several_frames_of_which_one_is_split() -> None:
     assert len(second) == 6
 
 
+def test_both_parts_of_a_split_series_are_scored(tmp_path: Path) -> None:
+    """Of a frame and of a file; windows do not span the gap."""
+    fitted = plmu.Forecaster(6, **OPTIONS).fit(rows()[["y"]])
+    part = rows()[["y"]].drop(index=HOURS[range(200, 260)])
+    windows = sum(length - 24 - 6 + 1 for length in (200, 140))
+    assert fitted.evaluate(part)["windows"] == windows
+    from_file = plmu.Forecaster(6, **OPTIONS).fit(written(rows()[["y"]], tmp_path / "all.csv"))
+    path = written(part, tmp_path / "part.csv")
+    assert from_file.evaluate(path) == from_file.evaluate(part) == from_file.evaluate(path, start=0)
+    assert from_file.evaluate(path)["windows"] == windows
+
+
 def test_times_that_are_mostly_far_apart_are_refused() -> None:
     times = HOURS[0] + pd.to_timedelta(np.cumsum(np.tile([1, 1, 60], 100)), "h")
     with pytest.raises(

@@ -116,7 +116,7 @@ class Fitted:
         """Scores of fits to more and more rows, each on the rows that follow."""
         split = self.series("backtest")
         if X is not None:
-            pieces = self.read(X).pieces
+            pieces = self.read(X, whole=True).pieces
             lengths = [len(piece) for piece in pieces]
             data = replace(split.data, pieces=pieces)
             split = replace(split, data=data, cuts=[(rows, rows) for rows in lengths], validation_rows=lengths)
@@ -143,7 +143,7 @@ class Fitted:
         split = self.series("evaluate")
         windows, origins, pieces = split.windows, split.scored("test"), split.data.pieces
         if X is not None:
-            inputs = self.read(X, start)
+            inputs = self.read(X, start, whole=True)
             pieces = inputs.pieces
             if not inputs.placed:
                 pieces = [replace(piece, start=found_start(self.model, piece)) for piece in pieces]
@@ -159,8 +159,8 @@ class Fitted:
         scores = score(methods, split, origins, windows=windows)
         return scores, variance(windows, origins, split, mean)
 
-    def read(self, X: Any, start: int | None = None, future: Any = None) -> Input:
-        """The series to forecast; without X those of the fit."""
+    def read(self, X: Any, start: int | None = None, future: Any = None, whole: bool = False) -> Input:
+        """The series to forecast, of each its last piece, or if `whole` all pieces; without X those of the fit."""
         settings = self.settings
         if future is not None and not settings.covariates:
             raise ValueError("future is for covariates: give their columns as Forecaster(covariates=...)")
@@ -168,10 +168,9 @@ class Fitted:
             data = self._file_data(X, future)
             if data.columns.read != (*settings.values, *settings.covariates):
                 raise ValueError(f"X must have the columns {', '.join((*settings.values, *settings.covariates))}")
-            last = list({piece.name: piece for piece in data.pieces}.values())  # of each series its last piece
-            if start is not None:
-                last = [replace(piece, start=start) for piece in last]
-            return Input(last, None, X is None or start is not None or data.clock.kind != "rows")
+            return Input(
+                _chosen(data.pieces, start, whole), None, X is None or start is not None or data.clock.kind != "rows"
+            )
         tables = self.tables if X is None else as_list(X, "X", self.covariates)
         assert tables is not None
         several = self.several if X is None else is_list_of_series(X)
@@ -183,22 +182,21 @@ class Fitted:
             tables = self._with_future(tables, future, several)
         forms = [table.form for table in tables]
         if X is None and future is None:
-            return Input(list(_last(self.series("predict").data.pieces).values()), forms, True, several)
+            return Input(_chosen(self.series("predict").data.pieces), forms, True, several)
         columns, clock = settings.like
         data = SeriesData(columns, clock, [], other=True)
         config = None if self.split is None else self.split.data.config  # of a file that was fitted
         for place, table in enumerate(tables):
-            pieces = table.pieces(place, data, f"X[{place}]" if several else "X", config)
-            data.pieces += pieces if start is None else moved_to(pieces, start)
-        last = list(_last(data.pieces).values())
+            data.pieces += table.pieces(place, data, f"X[{place}]" if several else "X", config)
+        pieces = _chosen(data.pieces, start, whole)
         if X is None:
-            starts = [piece.start for piece in _last(self.series("predict").data.pieces).values()]
-            return Input([replace(piece, start=a) for piece, a in zip(last, starts, strict=True)], forms, True, several)
+            pairs = zip(pieces, _chosen(self.series("predict").data.pieces), strict=True)
+            return Input([replace(piece, start=same.start) for piece, same in pairs], forms, True, several)
         note_rows(data, tables, False, config)
         for note in data.notes:
             _log.info(note)
         timed = settings.clock.kind != "rows" and all(table.times is not None for table in tables)
-        return Input(last, forms, timed or start is not None, several)
+        return Input(pieces, forms, timed or start is not None, several)
 
     def _file_data(self, X: Any, future: Any) -> SeriesData:
         """The series of a file, or of the fit, on the clock of the fit."""
@@ -248,6 +246,10 @@ class Fitted:
             )
 
 
-def _last(pieces: Sequence[Piece]) -> dict[int, Piece]:
-    """Of each array or frame its last piece."""
-    return {piece.source: piece for piece in pieces}
+def _chosen(pieces: Sequence[Piece], start: int | None = None, whole: bool = False) -> list[Piece]:
+    """Of each series its last piece, or if `whole` all of them; `start`, if not None, is the step of its first row."""
+    series: dict[tuple[str, int], list[Piece]] = {}
+    for piece in pieces:
+        series.setdefault((piece.name, piece.source), []).append(piece)
+    moved = [parts if start is None else moved_to(parts, start) for parts in series.values()]
+    return [piece for parts in moved for piece in (parts if whole else parts[-1:])]
