@@ -186,6 +186,7 @@ class Fitted:
         columns, clock = settings.like
         data = SeriesData(columns, clock, [], other=True)
         config = None if self.split is None else self.split.data.config  # of a file that was fitted
+        config = None if config is None else replace(config, file=Path("X"))
         for place, table in enumerate(tables):
             data.pieces += table.pieces(place, data, f"X[{place}]" if several else "X", config)
         pieces = _chosen(data.pieces, start, whole)

@@ -192,11 +192,12 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
             clock, raw, times = _clock_of(times, raw, config)
         if columns.time is not None and clock.kind != "rows":
             day_first = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
-            clock = replace(clock, day_first=day_first, zone=zone).with_jitter(times)
+            clock = replace(clock, day_first=day_first, zone=zone)
     data = SeriesData(columns, clock, [], notes, other=like is not None, config=config)
     for series in raw:
         data.pieces += pieces_of(series, config, data)
     if clock.kind != "rows":
+        data.clock = clock if like is not None else clock.with_jitter(times)
         note_clock(data, times, config)
     data.notes += counted(data.counts, data.rows, config, scored=like is None)
     if not data.pieces:
