@@ -144,7 +144,7 @@ def test_it_streams_and_exports_with_names_of_classes(run: Path, tmp_path: Path,
     assert all(name in str(metadata) for name in PERIODS)
 
 
-def test_a_stream_of_several_series_begins_anew_at_each(run: Path, capsys: Any) -> None:
+def test_in_a_stream_of_several_series_each_is_as_alone(run: Path, capsys: Any) -> None:
     lines = written(series(2, seed=2), labels=False).splitlines(keepends=True)
     apart = []
     for name in ("s0", "s1"):
@@ -153,9 +153,13 @@ def test_a_stream_of_several_series_begins_anew_at_each(run: Path, capsys: Any) 
         apart.append(out.getvalue())
     out = io.StringIO()
     show(run, lines, Options(), out)
-    assert out.getvalue() == "\n".join(apart)  # an empty line between them
-    with pytest.raises(ValueError, match="series s0 has ended"):
-        show(run, [*lines, lines[1]], Options(), io.StringIO())
+    assert out.getvalue() == "".join(apart)
+    assert {line.split()[0] for line in out.getvalue().splitlines()} == {"s0", "s1"}
+    first, second = ([line for line in lines if line.startswith(name)] for name in ("s0", "s1"))
+    mixed = io.StringIO()
+    show(run, [lines[0], *(line for pair in zip(first, second, strict=False) for line in pair)], Options(), mixed)
+    answers = zip(*(text.splitlines() for text in apart), strict=False)
+    assert mixed.getvalue().splitlines() == [answer for pair in answers for answer in pair]
     Path("stream.csv").write_text("".join(lines[:4]))
     main(["stream", str(run), "--input", "stream.csv"])
     assert "`plmu predict` has another" in capsys.readouterr().err
