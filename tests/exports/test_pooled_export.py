@@ -19,13 +19,22 @@ from plmu.exports.evaluate import Evaluator
 from plmu.exports.measure import compiler
 from plmu.nn import PooledForecast
 
-MEMBERS = [(2, False, False), (5, True, False), (9, True, True), (6, False, True)]
+
+def members(season: int) -> list[tuple[int, int, bool, bool]]:
+    """Members of every kind, some with this season."""
+    plain = [(2, 0, False, False), (5, season, False, False), (9, season, True, False), (6, 0, True, False)]
+    return [*plain, (8, 0, False, True), (7, season, True, True)]
+
+
+SEVERAL = [(2, 3, False, True), (6, 7, False, False), (14, 7, True, True), (4, 3, True, False), (3, 0, False, True)]
 CASES: dict[str, dict[str, Any]] = {
-    "no season": {"channels": 1, "window": 12, "members": MEMBERS, "random": 5},
-    "even": {"channels": 1, "window": 23, "members": MEMBERS, "season": 4, "random": 6},
-    "odd, channels": {"channels": 3, "window": 14, "members": MEMBERS, "season": 3, "random": 2},
-    "window too short for the season": {"channels": 1, "window": 14, "members": MEMBERS, "season": 7, "random": 3},
-    "without random features": {"channels": 2, "window": 9, "members": [(9, True, True)], "season": 2},
+    "no season": {"channels": 1, "window": 12, "members": members(0), "random": 5},
+    "even": {"channels": 1, "window": 23, "members": members(4), "season": 4, "random": 6},
+    "odd, channels": {"channels": 3, "window": 14, "members": members(3), "season": 3, "random": 2},
+    "window too short for the season": {"channels": 1, "window": 14, "members": members(7), "season": 7, "random": 3},
+    "several seasons": {"channels": 1, "window": 25, "members": SEVERAL, "season": 4, "random": 4},
+    "seasons of members alone": {"channels": 2, "window": 15, "members": SEVERAL, "random": 3},
+    "without random features": {"channels": 2, "window": 9, "members": [(9, 2, True, True)], "season": 2},
 }
 # Windows and seasons are float64. Features, weights and their products are float32: sums of at most 40 terms, each
 # rounded twice, and of the size of the values.
@@ -83,6 +92,21 @@ def test_a_program_takes_values_of_any_size(scale: float) -> None:
         for x in xs:
             expected, state = model.step(x, state)
             within(off(evaluator.step(x), expected, xs), TOLERANCE)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_forecast_changes_are_bounded(log: bool) -> None:
+    model = PooledForecast(1, 3, 6, [(4, 0, log, True)], random=2)
+    with torch.no_grad():
+        model.members[0].weight[0] = torch.tensor([1e6, -1e6, 0.5])  # the feature 1
+    evaluator, state = Evaluator(program(model)), None
+    for x in (xs := torch.tensor([2.0, 3.0, 1.0, 2.0], dtype=torch.float64)):
+        with torch.no_grad():
+            expected, state = model.step(x[None, None], state)
+        out = evaluator.step(x[None, None])
+        within(off(out, expected, xs), TOLERANCE)
+    change = torch.tensor([3.0, -3.0, 0.5], dtype=torch.float64)
+    within(off(out[0], 2 * change.exp() if log else 2 + 2 * change, xs), TOLERANCE)
 
 
 def test_zeros_give_zero_and_nan_stays_until_it_has_passed() -> None:
@@ -169,9 +193,10 @@ def check_torch(model: PooledForecast, folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of torch, about its own code
 def test_torch_takes_any_batch_and_length_with_core_operations(tmp_path: Path) -> None:
-    model = PooledForecast(1, 3, 9, [(4, True, True)], season=2, random=2).eval()
+    model = PooledForecast(1, 3, 9, [(4, 2, True, False), (5, 3, False, True)], season=2, random=2).eval()
     with torch.no_grad():
-        model.members[0].weight.normal_(0, 0.1)
+        for member in model.members:
+            member.weight.normal_(0, 0.1)
     check_torch(model, tmp_path)
 
 
@@ -185,5 +210,5 @@ def test_torch(name: str, tmp_path: Path) -> None:
 def test_channels_share_their_constants() -> None:
     sizes = []
     for channels in (1, 4):
-        sizes.append(program(PooledForecast(channels, 5, 14, MEMBERS, season=3, random=20)).weight_bytes(False))
+        sizes.append(program(PooledForecast(channels, 5, 14, members(3), season=3, random=20)).weight_bytes(False))
     assert sizes[1] == sizes[0]

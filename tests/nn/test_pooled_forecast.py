@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import plmu
+from plmu.folded.pooled import bank
 from plmu.nn import PooledForecast
 from plmu.nn.pooled import Member
 from plmu.runtime.state_tree import leaves
@@ -21,16 +22,26 @@ EPS = torch.finfo(torch.float64).eps
 # Sums of some 1,000 products, and quotients by numbers as small as 0.002 and 0.05.
 TOLERANCE = 1e4 * EPS
 
-EVERY = [(2, False, False), (5, True, False), (9, True, True), (4, False, True), (15, False, False)]
+
+def every(season: int) -> list[tuple[int, int, bool, bool]]:
+    """Members of every kind, some with this season."""
+    plain = [(2, 0, False, False), (5, season, False, False), (9, season, True, False), (4, 0, True, False)]
+    return [*plain, (15, 0, False, False), (12, 0, False, True), (10, season, True, True)]
+
+
+SEVERAL = [(2, 3, False, True), (6, 7, False, False), (3, 0, True, True), (14, 7, True, True), (4, 3, True, False)]
 CASES: dict[str, dict[str, Any]] = {
-    "no season": {"window": 15, "members": EVERY, "random": 3},
-    "even": {"window": 23, "members": EVERY, "season": 4, "random": 7},
-    "odd": {"window": 24, "members": EVERY, "season": 5, "random": 2},
-    "two": {"window": 15, "members": EVERY, "season": 2, "random": 1},
-    "window too short for the season": {"window": 15, "members": EVERY, "season": 8, "random": 4},
-    "of one step": {"window": 15, "members": EVERY, "season": 1},
-    "without random features": {"window": 31, "members": [(3, True, False), (12, True, True)], "season": 12},
-    "one long member": {"window": 19, "members": [(19, True, False)], "season": 3, "random": 5},
+    "no season": {"window": 15, "members": every(0), "random": 3},
+    "even": {"window": 23, "members": every(4), "season": 4, "random": 7},
+    "odd": {"window": 24, "members": every(5), "season": 5, "random": 2},
+    "two": {"window": 15, "members": every(2), "season": 2, "random": 1},
+    "window too short for the season": {"window": 15, "members": every(8), "season": 8, "random": 4},
+    "of one step": {"window": 15, "members": every(1), "season": 1},
+    "several seasons": {"window": 29, "members": SEVERAL, "season": 4, "random": 6},
+    "one season too long": {"window": 15, "members": SEVERAL, "season": 3, "random": 6},
+    "seasons of members alone": {"window": 24, "members": SEVERAL, "random": 3},
+    "without random features": {"window": 31, "members": [(3, 12, False, False), (12, 12, True, True)], "season": 12},
+    "one long member": {"window": 19, "members": [(19, 3, False, False)], "season": 3, "random": 5},
 }
 
 
@@ -89,29 +100,45 @@ def indices_of(x: list[float], window: int, season: int) -> list[float]:
     return [max(1 + shrink * (value - 1), 0.05) for value in means]
 
 
+def adjusted_of(x: list[float], window: int, season: int, horizon: int) -> tuple[list[float], list[float]]:
+    """The values without their season, and the season ahead."""
+    indices = indices_of(x, window, season) if season > 1 else [1.0]
+    period = len(indices)
+    without = [value / indices[(len(x) - 1 - j) % period] for j, value in enumerate(x)]
+    return without, [indices[-k % period] for k in range(1, horizon + 1)]
+
+
+def smoothings(changes: list[float]) -> list[float]:
+    """Changes (the first one first), smoothed at six rates, then twice at these; and the last three."""
+    values = [*changes, 0.0]
+    out = []
+    for twice in (False, True):
+        for rate in (0.1, 0.2, 0.35, 0.5, 0.7, 0.85):
+            weights = [(1 - rate) ** age * (age + 1 if twice else 1) for age in reversed(range(len(values)))]
+            out.append(sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights))
+    return out + changes[-3:]
+
+
 def by_formula(layer: PooledForecast, x: list[float]) -> list[float]:
     """The forecast of one series, of which these are the values in the window."""
     if not all(math.isfinite(value) for value in x):
         return [math.nan] * layer.horizon
-    season, size = layer.season, len(x)
-    indices = indices_of(x, layer.window, season) if season > 1 else [1.0]
-    period = len(indices)
-    without = [value / indices[(size - 1 - j) % period] for j, value in enumerate(x)]
-    ahead = [indices[-k % period] for k in range(1, layer.horizon + 1)]
     total, out = 0.0, [0.0] * layer.horizon
     for member, share in zip(layer.members, layer.shares.tolist(), strict=True):
-        lookback, is_adjusted, log = member.kind
-        if lookback > size:
+        lookback, season, log, smooth = member.kind
+        if lookback > len(x):
             continue
-        values = (without if is_adjusted else x)[-lookback:]
+        without, ahead = adjusted_of(x, layer.window, season, layer.horizon)
+        values = without[-lookback:]
         level = mean([abs(value) for value in values])
         v = [value / max(level, 1e-30) for value in values]
         v = [math.log(max(value, 0.01)) for value in v] if log else v
         changes = [value - v[-1] for value in v[:-1]]
         pace = mean([abs(b - a) for a, b in pairwise(v)]) + 2e-3
         paced = [clipped(change / pace, -8, 8) for change in changes]
-        z = [value / 3 for value in paced] + [math.log(pace) / 2] + [3 * clipped(change, -2, 2) for change in changes]
-        z += [value - 1 for value in ahead] if is_adjusted and season > 1 else []
+        shown = smoothings(changes) if smooth else changes
+        z = [clipped(value / pace, -8, 8) / 3 for value in shown] + [math.log(pace) / 2]
+        z += [3 * clipped(value, -2, 2) for value in shown] + [value - 1 for value in ahead if season > 1]
         z = [(a - b) / float(member.scale) for a, b in zip(z, member.mean.tolist(), strict=True)]
         columns = member.projection.t().tolist()
         sums = [sum(a * b for a, b in zip(z, column, strict=True)) for column in columns]
@@ -119,10 +146,11 @@ def by_formula(layer: PooledForecast, x: list[float]) -> list[float]:
         features = [1.0, *changes, *(0.3 * pace * a for a in paced), pace, *(pace * a for a in hidden)]
         weight = member.weight.tolist()
         for k in range(layer.horizon):
-            forecast = v[-1] + sum(a * row[k] for a, row in zip(features, weight, strict=True))
+            forecast = v[-1] + clipped(sum(a * row[k] for a, row in zip(features, weight, strict=True)), -3, 3)
             forecast = level * (math.exp(forecast) if log else forecast)
-            out[k] += share * forecast * (ahead[k] if is_adjusted else 1.0)
+            out[k] += share * forecast * ahead[k]
         total += share
+    without, ahead = adjusted_of(x, layer.window, layer.season, layer.horizon)
     return [a / total for a in out] if total else [without[-1] * a for a in ahead]
 
 
@@ -151,14 +179,14 @@ def test_forecasts_follow_the_formula(name: str) -> None:
 @pytest.mark.parametrize("season", [2, 3, 4, 7, 12])
 def test_seasonal_indices_of_short_and_long_windows(season: int) -> None:
     """At each length, so that some have too few ratios; with values at and below zero, and with no season at all."""
-    layer = PooledForecast(1, 2 * season + 1, 4 * season + 1, [(2, True, False)], season=season)
+    layer = PooledForecast(1, 2 * season + 1, 4 * season + 1, [(2, 0, False, False)])
     noise = torch.randn(4 * season + 1, 1, dtype=torch.float64)
     for x in (series(1, 4 * season + 1, 1, season)[0], noise, noise.relu(), noise - 2):
         for steps in range(1, len(x) + 1):
             indices = indices_of(x[:steps, 0].tolist(), layer.window, season)
             window = torch.full((layer.window,), math.nan, dtype=torch.float64)
             window[-steps:] = x[:steps, 0]
-            without, ahead = layer.adjusted(window, torch.tensor(steps))
+            without, ahead = layer.adjusted(window, torch.tensor(steps), season)
             expected = torch.tensor([indices[-k % season] for k in range(1, layer.horizon + 1)], dtype=torch.float64)
             within((ahead - expected).abs().max(), TOLERANCE)
             past = torch.tensor([indices[k % season] for k in reversed(range(steps))], dtype=torch.float64)
@@ -168,33 +196,33 @@ def test_seasonal_indices_of_short_and_long_windows(season: int) -> None:
 
 def test_a_season_is_in_the_forecast() -> None:
     """Weights of zero continue a series that is nothing but a season."""
-    layer = PooledForecast(1, 7, 21, [(4, True, False), (5, True, True)], season=4).double()
+    layer = PooledForecast(1, 7, 21, [(4, 4, False, False), (5, 4, True, True)], season=4).double()
     x = torch.tensor([1.0, 2.0, 5.0, 4.0], dtype=torch.float64).repeat(10)[None, :, None]
     out, _ = layer(x)
     following = x[0, :, 0].unfold(0, 8, 1)[:, 1:]
     torch.testing.assert_close(out[0, 20:33].detach(), following[20:33], rtol=1e-9, atol=0)
 
 
-def test_regressors_give_the_forecasts() -> None:
+@pytest.mark.parametrize("name", ["even", "several seasons"])
+def test_regressors_give_the_forecasts(name: str) -> None:
     """What a fit reads of the layer: adjusted windows, the season ahead, features, last values and levels."""
-    layer = build()
+    layer = build(name)
     windows, steps = series(7, layer.window, 1)[..., 0], torch.tensor([23, 20, 16, 15, 14, 9, 8])
-    without, ahead = layer.adjusted(windows, steps)
     total, out = torch.zeros(7, 1, dtype=torch.float64), torch.zeros(7, 6, dtype=torch.float64)
     for member, share in zip(layer.members, layer.shares, strict=True):
-        lookback, is_adjusted, log = member.kind
-        values = (without if is_adjusted else windows)[:, -lookback:]
-        features, last, level = member.features(values, ahead)
+        lookback, season, log, _ = member.kind
+        without, ahead = layer.adjusted(windows, steps, season)
+        features, last, level = member.features(without[:, -lookback:], ahead)
         assert features.shape == (7, member.weight.shape[0])
-        forecast = last + features @ member.weight
+        forecast = last + (features @ member.weight).clamp(-3, 3)
         forecast = level * (forecast.exp() if log else forecast)
         mask = (steps >= lookback)[:, None]
-        out = out + torch.where(mask, share * (forecast * ahead if is_adjusted else forecast), 0.0)
+        out = out + torch.where(mask, share * forecast * ahead, 0.0)
         total = total + torch.where(mask, share, 0.0)
     torch.testing.assert_close(out / total, layer.read(windows, steps))
 
 
-@pytest.mark.parametrize("name", ["no season", "even", "odd", "window too short for the season"])
+@pytest.mark.parametrize("name", ["no season", "even", "odd", "window too short for the season", "several seasons"])
 def test_whole_pieces_steps_a_stream_and_sessions_agree(name: str) -> None:
     layer = build(name)
     x = series(2, layer.window + 17)
@@ -261,6 +289,59 @@ def test_only_the_last_forecast() -> None:
     torch.testing.assert_close(last(x)[0], layer(x)[0][:, -1])
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_forecast_changes_are_bounded(log: bool) -> None:
+    """To three levels, or to a factor of e³; where none is that large, nothing is bounded."""
+    layer = PooledForecast(1, 3, 6, [(4, 0, log, True)], random=2).double()
+    with torch.no_grad():
+        layer.members[0].weight[0] = torch.tensor([1e6, -1e6, 0.5])  # the feature 1
+    x = torch.tensor([2.0, 3.0, 1.0, 2.0], dtype=torch.float64)
+    out = layer.read(torch.cat([x.new_zeros(2), x]), torch.tensor(4))
+    change = torch.tensor([3.0, -3.0, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(out, x[-1] * change.exp() if log else x[-1] + x.mean() * change)
+    for step in (layer.step, plmu.fold(layer).step):
+        state = layer(x[None, :-1, None])[1]
+        torch.testing.assert_close(step(x[-1:, None], state)[0], out[None])
+    expected = by_formula(layer, x.tolist())
+    within(max(abs(a - b) for a, b in zip(out.tolist(), expected, strict=True)), TOLERANCE * max(expected))
+
+
+def test_smoothed_changes_are_bounded() -> None:
+    """In mean absolute changes, which a long ramp exceeds; and in levels, which a series that ends in a spike does."""
+    layer = build(channels=1, window=80, season=0, members=[(80, 0, False, True), (12, 0, False, True)], random=9)
+    ramp = [float(t) for t in range(80)]
+    spike = [1.0] * 68 + [0.01 * t for t in range(11)] + [3.0]
+    for x, bound in ((ramp, 8), (spike, 2)):
+        kind = layer.members[0 if bound == 8 else 1].kind
+        values = torch.tensor(x[-kind.lookback :], dtype=torch.float64)
+        shown = torch.tensor(smoothings((values[:-1] - values[-1]).tolist()), dtype=torch.float64)
+        relative = shown / values.diff().abs().mean() if bound == 8 else shown / values.abs().mean()
+        assert relative.abs().max() > 1.2 * bound
+        expected = torch.tensor(by_formula(layer, x), dtype=torch.float64)
+        out = layer.read(torch.tensor(x, dtype=torch.float64), torch.tensor(80))
+        within((out - expected).abs().max().detach(), TOLERANCE * expected.abs().max())
+
+
+@pytest.mark.parametrize("lookback", [2, 3, 5, 400])
+def test_the_bank_smooths(lookback: int) -> None:
+    changes = torch.randn(lookback - 1, dtype=torch.float64)
+    matrix = bank(lookback)
+    expected = torch.tensor(smoothings(changes.tolist()), dtype=torch.float64)
+    within((changes @ matrix - expected).abs().max(), 4 * lookback * EPS * changes.abs().max())
+    kind = Member(lookback, 4, False, True)
+    assert matrix.shape == (lookback - 1, kind.width)
+    assert kind.inputs(5) == 2 * kind.width + 1 + 5
+    assert not ((matrix > 0) & (matrix < torch.finfo(torch.float32).tiny)).any()
+
+
+def test_seasonal_indices_are_computed_once_for_each_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    periods: list[int] = []
+    original = plmu.folded.pooled.seasonal_indices
+    monkeypatch.setattr("plmu.folded.pooled.seasonal_indices", lambda *a: periods.append(a[2]) or original(*a))
+    build("several seasons").read(series(1, 29, 1)[0, :, 0], torch.tensor(29))
+    assert periods == [4, 3, 7]
+
+
 def test_a_state_begins_at_a_preset_number() -> None:
     layer, x = build(), series(1, 30)
     out, (_, position) = layer(x, layer.state_at(100, torch.float64))
@@ -295,7 +376,7 @@ def test_series_of_zeros_and_constants(name: str) -> None:
 @pytest.mark.parametrize("name", ["even", "no season"])
 def test_nan_stays_until_it_has_passed(name: str) -> None:
     """Also where it is older than every lookback, and where a clamp or a comparison would hide it."""
-    layer = build(name, members=[(2, True, True), (4, False, False)])
+    layer = build(name, members=[(2, 4, True, False), (4, 0, False, False), (5, 3, False, True)])
     window = layer.window
     for bad in (math.nan, math.inf, -math.inf):
         for first in (0, 6):
@@ -341,7 +422,7 @@ def test_scaled_series_have_scaled_forecasts(scale: float) -> None:
 def test_values_at_a_large_offset_keep_their_digits(name: str) -> None:
     """Forecasts without logarithms are relative to the last value: at an offset of 1e12 with changes that are integers,
     differences are exact. Such a series has no season."""
-    options = {"members": [(2, False, False), (5, True, False), (9, False, False)]}
+    options = {"members": [(2, 0, False, False), (5, 4, False, False), (9, 0, False, True)]}
     layer = build(name, horizon=3, **options)
     changes = torch.randint(-20, 20, (1, 40, 2)).double()
     x = 1e12 + changes
@@ -357,7 +438,8 @@ def test_values_at_a_large_offset_keep_their_digits(name: str) -> None:
         level = 1e12 + windows.mean(-1, keepdim=True)
         v = (windows[..., :-1] - windows[..., -1:]) / level
         steps = (windows.diff(dim=-1) / level).abs().mean(-1, keepdim=True) + pace
-        z = torch.cat([v / steps / 3, steps.log() / 2, 3 * v], -1)
+        shown = v if readout.bank is None else v @ readout.bank
+        z = torch.cat([shown / steps / 3, steps.log() / 2, 3 * shown], -1)
         if readout.projection.shape[0] > z.shape[-1]:
             z = torch.cat([z, torch.zeros(*z.shape[:-1], 3, dtype=torch.float64)], -1)
         hidden = torch.relu(z @ readout.projection + readout.offset)
@@ -370,7 +452,8 @@ def test_values_at_a_large_offset_keep_their_digits(name: str) -> None:
 
 
 def test_gradients() -> None:
-    layer = build(channels=1, horizon=2, window=13, members=[(3, True, False), (5, False, True)], random=2)
+    members = [(3, 4, False, False), (5, 0, True, False), (6, 3, True, True)]
+    layer = build(channels=1, horizon=2, window=13, members=members, random=2)
     x = series(1, 16, 1).requires_grad_()
     parameters = [x, *(member.weight for member in layer.members)]
     assert torch.autograd.gradcheck(lambda *_: layer(x)[0], parameters)
@@ -413,8 +496,10 @@ def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     x = torch.randn(1, 40, 2)
     assert torch.equal(loaded(x)[0], model(x)[0])
     assert loaded[1].config == layer.config
-    assert layer.config["members"] == [[2, False, False], [5, True, False], [9, True, True], [4, False, True],
-                                       [15, False, False]]  # fmt: skip
+    assert layer.config["members"] == [list(member) for member in every(4)]
+    assert {name.split(".")[-1] for name in layer.state_dict()} == {
+        "weight", "projection", "bias", "mean", "scale", "shares"
+    }  # fmt: skip
 
 
 def test_the_folded_form_has_named_arrays() -> None:
@@ -439,7 +524,7 @@ def test_random_features_come_from_the_seed() -> None:
     first, second = (member.bias for member in list(layer.members)[:2])
     assert not torch.equal(first, second)
     before = torch.get_rng_state()
-    PooledForecast(1, 2, 5, [(3, False, False)], random=4)
+    PooledForecast(1, 2, 5, [(3, 0, False, True)], random=4)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -452,6 +537,9 @@ def test_a_batch_without_series(last: bool) -> None:
     assert plmu.fold(layer).step(x[:, 0])[0].shape == layer.step(x[:, 0])[0].shape == (0, 12)
 
 
+GOOD = Member(3, 2, False, True)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -460,17 +548,21 @@ def test_a_batch_without_series(last: bool) -> None:
         ({"season": -1}, "season must be an integer of at least 1, got -1"),
         ({"random": -1}, "random must be an integer of at least 1, got -1"),
         ({"seed": -1}, "seed must be an integer from 0 to"),
-        ({"members": []}, r"members must have at least one triple \(lookback, adjusted, log\)"),
-        (
-            {"members": [(3, True)]},
-            r"members must be triples \(lookback, adjusted, log\), got members\[0\]=\(3, True\)",
-        ),
-        ({"members": [(3, True, True), (1, True, True)]}, r"members\[1\] must have a lookback from 2 to .* 9, got 1"),
-        ({"members": [(10, True, True)]}, r"members\[0\] must have a lookback from 2 to .* 9, got 10"),
+        ({"members": []}, r"members must have at least one \(lookback, season, log, smooth\), got none"),
+        ({"members": [(3, 2, True)]}, r"\(lookback, season, log, smooth\) each, got members\[0\]=\(3, 2, True\)"),
+        ({"members": [3]}, r"\(lookback, season, log, smooth\) each, got members\[0\]=3"),
+        ({"members": [GOOD, (1, 0, True, True)]}, r"members\[1\] must have a lookback from 2 to .* 9, got 1"),
+        ({"members": [(10, 0, True, True)]}, r"members\[0\] must have a lookback from 2 to .* 9, got 10"),
+        ({"members": [("3", 0, True, True)]}, r"lookback of members\[0\] must be an integer of at least 1, got '3'"),
+        ({"members": [GOOD, (3, -2, True, True)]}, r"season of members\[1\] must be an integer of at least 0, got -2"),
+        ({"members": [(3, True, True, True)]}, r"season of members\[0\] must be an integer of at least 0, got True"),
+        ({"members": [(3, 2.0, True, True)]}, r"season of members\[0\] must be an integer of at least 0, got 2.0"),
+        ({"members": [(3, 2, 1, True)]}, r"log of members\[0\] must be True or False, got 1"),
+        ({"members": [(3, 2, True, None)]}, r"smooth of members\[0\] must be True or False, got None"),
     ],
 )
 def test_wrong_arguments_are_named(wrong: dict[str, Any], message: str) -> None:
-    options: dict[str, Any] = {"horizon": 2, "window": 9, "members": [Member(3, True, False)], **wrong}
+    options: dict[str, Any] = {"horizon": 2, "window": 9, "members": [GOOD], **wrong}
     with pytest.raises(ValueError, match=message):
         PooledForecast(1, **options)
 
@@ -478,30 +570,32 @@ def test_wrong_arguments_are_named(wrong: dict[str, Any], message: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 @pytest.mark.filterwarnings("ignore:Converting a tensor to a Python")
 def test_it_works_in_the_modes_of_torch() -> None:
-    layer = build(channels=1, horizon=2, window=9, members=[(4, True, True)], season=2, random=2)
+    members = [(4, 2, True, False), (5, 3, False, True)]
+    layer = build(channels=1, horizon=2, window=9, members=members, season=2, random=2)
     x = series(2, 12, 1, 2)
     expected = layer(x)[0]
     assert layer.to("meta")(x.to("meta"))[0].shape == expected.shape
-    layer = build(channels=1, horizon=2, window=9, members=[(4, True, True)], season=2, random=2)
+    layer = build(channels=1, horizon=2, window=9, members=members, season=2, random=2)
     torch.testing.assert_close(torch.func.vmap(lambda row: layer(row[None])[0][0])(x), expected)
     assert torch.func.jacrev(lambda x: layer.step(x)[0])(x[:, 0]).isfinite().all()
     traced = torch.jit.trace(layer, (x,), check_trace=False)
     torch.testing.assert_close(traced(2 * x)[0], layer(2 * x)[0])
     with FakeTensorMode():
-        fake = PooledForecast(1, 2, 9, [(4, True, True)], season=2, random=2)
+        fake = PooledForecast(1, 2, 9, members, season=2, random=2)
         assert fake(torch.rand(2, 12, 1))[0].shape == (2, 12, 2)
 
 
 def test_weights_can_be_made_later() -> None:
     options = {"season": 2, "random": 3}
-    layer = PooledForecast(1, 2, 9, [(4, True, True), (3, False, False)], device="meta", **options)
+    members = [(4, 2, True, True), (3, 0, False, False)]
+    layer = PooledForecast(1, 2, 9, members, device="meta", **options)
     layer.to_empty(device="cpu").reset_parameters()
-    same = PooledForecast(1, 2, 9, [(4, True, True), (3, False, False)], **options)
+    same = PooledForecast(1, 2, 9, members, **options)
     assert all(torch.equal(value, same.state_dict()[name]) for name, value in layer.state_dict().items())
 
 
 def test_its_repr_has_what_matters() -> None:
-    text = repr(PooledForecast(1, 2, 9, [(3, True, False), (4, False, True)], season=4, random=5))
+    text = repr(PooledForecast(1, 2, 9, [(3, 4, False, True), (4, 0, True, False)], season=4, random=5))
     assert "PooledForecast(\n  1, horizon=2, window=9, season=4, random=5" in text
-    assert "(0): PooledMember(lookback=3, adjusted=True)" in text
+    assert "(0): PooledMember(lookback=3, season=4, smooth=True)" in text
     assert "(1): PooledMember(lookback=4, log=True)" in text

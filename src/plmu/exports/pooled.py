@@ -21,6 +21,7 @@ from plmu.folded.pooled import (
     CLIP_LEVEL,
     FLAT,
     HIGHEST_RATIO,
+    LARGEST_CHANGE,
     LEAST_LEVEL,
     LOWEST,
     LOWEST_INDEX,
@@ -63,6 +64,19 @@ class _Phases:
     spare: Value  # residual degrees of freedom, at least 1
     usable: Value  # above 0 where there are enough ratios
 
+    @classmethod
+    def of(cls, b: Builder, size: int, season: int, count: Value) -> _Phases:
+        """Those of a window of this size, for a seasonal period, from how many steps it has."""
+        ratios = size - 2 * (season // 2)
+        columns = torch.arange(season // 2, season // 2 + ratios)
+        matrix = ((columns - size) % season == torch.arange(season)[:, None]).float()
+        valid = _reached(b, count, torch.arange(size, size - ratios, -1))
+        number = b.add_like(count, ops.Product, season, matrix, (valid,))
+        spare = _scaled(b, _sum(b, valid), 1, -season)
+        present = _scaled(b, _sum(b, _clipped(b, number, 0, 1)), 1, 0.5 - season)
+        usable = _where(b, present, _scaled(b, spare, 1, 0.25 - season / 2), -1.0)
+        return cls(matrix, valid, number, _where(b, usable, spare, 1.0), usable)
+
 
 @dataclass(frozen=True)
 class _Steps:
@@ -70,27 +84,18 @@ class _Steps:
 
     count: Value
     real: Value  # 1 for each value of the window that is real
-    phases: _Phases | None
+    phases: dict[int, _Phases]  # by seasonal period, for those that the window is long enough for
     available: tuple[Value, ...]  # 1 for each member if there are enough steps for it
 
     @classmethod
     def of(cls, b: Builder, part: PooledForecast, count: Value) -> _Steps:
-        size, season = part.window, part.season
+        size = part.window
         needed = torch.arange(size, 0, -1)  # steps for which a value is real
         available = b.split(
             _reached(b, count, torch.tensor([m.lookback for m in part.members])), *[1] * len(part.members)
         )
-        phases = None
-        if has_season(size, season):
-            ratios = size - 2 * (season // 2)
-            columns = torch.arange(season // 2, season // 2 + ratios)
-            matrix = ((columns - size) % season == torch.arange(season)[:, None]).float()
-            valid = _reached(b, count, needed[:ratios])
-            number = b.add_like(count, ops.Product, season, matrix, (valid,))
-            spare = _scaled(b, _sum(b, valid), 1, -season)
-            present = _scaled(b, _sum(b, _clipped(b, number, 0, 1)), 1, 0.5 - season)
-            usable = _where(b, present, _scaled(b, spare, 1, 0.25 - season / 2), -1.0)
-            phases = _Phases(matrix, valid, number, _where(b, usable, spare, 1.0), usable)
+        periods = dict.fromkeys([part.season, *(member.season for member in part.members)])
+        phases = {season: _Phases.of(b, size, season, count) for season in periods if has_season(size, season)}
         return cls(count, _reached(b, count, needed), phases, available)
 
 
@@ -98,26 +103,28 @@ def _forecast(b: Builder, part: PooledForecast, rows: Value, steps: _Steps) -> V
     """The forecast (horizon,) of the window (window,) of one channel."""
     window = _where(b, steps.real, rows, 0.0)
     level = b.add_like(window, ops.Divide, 1, _sum(b, _apply(b, window, "abs")), steps.count)
-    without, ahead = window, None
-    if steps.phases is not None:
-        indices = _indices(b, part.season, window, level, steps.phases)
+    adjusted: dict[int, tuple[Value, Value]] = {}  # the window without its season, and the season ahead; by period
+    for season, phases in steps.phases.items():
+        indices = _indices(b, season, window, level, phases)
         past = _last(b, _cycled(b, indices, window.size), window.size)
         without = b.add_like(window, ops.Divide, window.size, window, past)
-        ahead = _first(b, _cycled(b, indices, part.horizon), part.horizon)
+        adjusted[season] = without, _first(b, _cycled(b, indices, part.horizon), part.horizon)
     # The mean of the members that are available, or the last value without its season.
     total = mean = None
     for (member, readout), share, available in zip(
-        part.readouts(part.arrays()), part.shares.tolist(), steps.available, strict=True
+        part.readouts(part.cast(part.shares)), part.shares.tolist(), steps.available, strict=True
     ):
-        values = _last(b, without if member.adjusted else window, member.lookback)
-        forecast = _scaled(b, _member(b, member, readout, values, ahead), share)
+        past, ahead = adjusted.get(member.season, (window, None))
+        forecast = _member(b, member, readout, _last(b, past, member.lookback), ahead)
+        forecast = _scaled(b, forecast, share)
         forecast = _where(b, _repeated(b, available, forecast.size), forecast, 0.0)
         counted = _scaled(b, available, share)
         total = counted if total is None else _plus(b, total, counted)
         mean = forecast if mean is None else _plus(b, mean, forecast)
     assert total is not None
     assert mean is not None
-    fallback = _repeated(b, _last(b, without, 1), part.horizon)
+    past, ahead = adjusted.get(part.season, (window, None))
+    fallback = _repeated(b, _last(b, past, 1), part.horizon)
     fallback = fallback if ahead is None else _times(b, fallback, ahead)
     divisor = _repeated(b, _where(b, total, total, 1.0), part.horizon)
     mean = b.add_like(mean, ops.Divide, part.horizon, mean, divisor)
@@ -175,13 +182,13 @@ def _member(b: Builder, member: Member, readout: Readout, values: Value, ahead: 
         apart = _plus(b, before, _scaled(b, _repeated(b, last, past), -1))
         changes = b.add_like(values, ops.Divide, past, apart, _first(b, divisor, past))
     change = _read(b, member, readout, b.add(ops.Convert, past, changes), ahead)
-    change = b.add_like(values, ops.Convert, horizon, change)
+    change = b.add_like(values, ops.Convert, horizon, _clipped(b, change, -LARGEST_CHANGE, LARGEST_CHANGE))
     last = _repeated(b, last, horizon)
     if member.log:
         out = _times(b, last, _apply(b, change, "exp"))
     else:
         out = _plus(b, last, _times(b, _repeated(b, level, horizon), change))
-    return _times(b, out, ahead) if member.adjusted and ahead is not None else out
+    return out if ahead is None else _times(b, out, ahead)
 
 
 def _read(b: Builder, member: Member, readout: Readout, changes: Value, ahead: Value | None) -> Value:
@@ -194,12 +201,17 @@ def _read(b: Builder, member: Member, readout: Readout, changes: Value, ahead: V
     paced = b.add(ops.Divide, past, changes, _repeated(b, pace, past))
     parts = [_clipped(b, paced, -CLIP, CLIP)]
     if readout.projection.shape[1]:
-        inputs = [*parts, _apply(b, pace, "log"), _clipped(b, changes, -CLIP_LEVEL, CLIP_LEVEL)]
+        shown, shown_paced, width = changes, parts[0], member.width
+        if readout.bank is not None:
+            shown = b.add(ops.MatVec, width, Weight(cast(readout.bank.mT), True), (changes,))
+            shown_paced = b.add(ops.Divide, width, shown, _repeated(b, pace, width))
+            shown_paced = _clipped(b, shown_paced, -CLIP, CLIP)
+        inputs = [shown_paced, _apply(b, pace, "log"), _clipped(b, shown, -CLIP_LEVEL, CLIP_LEVEL)]
         projection = readout.projection.clone()
-        projection[:past] /= 3
-        projection[past] /= 2
-        projection[past + 1 : 2 * past + 1] *= 3
-        if ahead is not None and len(projection) > 2 * past + 1:
+        projection[:width] /= 3
+        projection[width] /= 2
+        projection[width + 1 : 2 * width + 1] *= 3
+        if ahead is not None:
             inputs.append(b.add(ops.Convert, ahead.size, _scaled(b, ahead, 1, -1)))
         projection = projection[: sum(value.size for value in inputs)]  # without a season it is 1 ahead
         hidden = b.product(projection.mT, *inputs, bias=readout.offset)

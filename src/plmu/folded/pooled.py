@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from plmu.folded.base import wide_dtype
+from plmu.folded.base import read_only, wide_dtype
 from plmu.folded.windowed import Windowed, count_after, number_of, position_after, pushed, window_state
 
 NOISE = 1e-12  # variance of seasonal ratios that counts as none
@@ -24,18 +24,30 @@ LEAST_LEVEL = 1e-30  # a smaller mean absolute value is taken as this
 LOWEST = 0.01  # of which a logarithm is taken, relative to the level
 STILL = 2e-3  # added to the mean absolute change
 CLIP, CLIP_LEVEL, SLOPE = 8.0, 2.0, 0.3  # bounds of differences, in mean absolute changes and in levels; a factor
+LARGEST_CHANGE = 3.0  # of a forecast, in levels or as a logarithm
+RATES = (0.1, 0.2, 0.35, 0.5, 0.7, 0.85)  # of exponential smoothing
+RECENT = 3  # changes that follow the smoothed ones
+
+_CPU = torch.device("cpu")
 
 
 class Member(NamedTuple):
     """One of the forecasts that are averaged."""
 
     lookback: int  # steps that it depends on
-    adjusted: bool  # whether the seasonal indices are divided out before
+    season: int  # period by whose seasonal indices the window is divided before; 0 or 1 for none
     log: bool  # whether it is linear in logarithms
+    smooth: bool  # whether the random features see changes smoothed at several rates
 
-    def inputs(self, horizon: int, season: int) -> int:
+    @property
+    def width(self) -> int:
+        """The number of changes, or of their smoothings, that the random features see."""
+        changes = self.lookback - 1
+        return 2 * len(RATES) + min(RECENT, changes) if self.smooth else changes
+
+    def inputs(self, horizon: int) -> int:
         """The number of inputs of the random projection."""
-        return 2 * (self.lookback - 1) + 1 + (horizon if self.adjusted and season > 1 else 0)
+        return 2 * self.width + 1 + (horizon if self.season > 1 else 0)
 
     def features(self, random: int) -> int:
         """The number of features, `random` of them from the random projection."""
@@ -48,10 +60,12 @@ class Readout(NamedTuple):
     projection: Tensor  # (inputs, random)
     offset: Tensor  # (random,)
     weight: Tensor  # (features, horizon)
+    bank: Tensor | None = None  # `bank(lookback)` if `smooth`
 
 
 class Features(NamedTuple):
-    """The input of a readout. The forecast is (last + features · weight), then exp if `log`, times the level."""
+    """The input of a readout. The forecast is last + features · weight, where this product is kept within
+    ±`LARGEST_CHANGE`; then exp if `log`; times the level."""
 
     features: Tensor  # (..., features)
     last: Tensor  # (..., 1), relative to the level; its logarithm if `log`
@@ -146,6 +160,28 @@ def _cycles(values: Tensor, season: int, half: int) -> Tensor:
     return cycles
 
 
+def bank(lookback: int, device: torch.device = _CPU) -> Tensor:
+    """The matrix (lookback − 1, smoothings) by which changes are smoothed, in float64; in float32 on MPS.
+
+    Its columns are a weighted mean of the changes for each of the `RATES`, with weights (1 − rate)^age; then another of
+    each, which is smoothed twice, with weights (age + 1) (1 − rate)^age; then the last `RECENT` changes. The means
+    count the last value, of age 0, with a change of 0.
+
+    Args:
+        lookback: number of values.
+        device: of the matrix.
+    """
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    age = torch.arange(lookback - 1, -1, -1, dtype=dtype, device=device)
+    once = torch.stack([(1 - rate) ** age for rate in RATES], dim=1)
+    weights = torch.cat([once, (age[:, None] + 1) * once], dim=1)
+    weights = (weights / weights.sum(0))[:-1]
+    # A CPU multiplies subnormal numbers of float32 many times slower.
+    weights = torch.where(weights < torch.finfo(torch.float32).tiny, 0.0, weights)
+    recent = torch.eye(lookback - 1, dtype=dtype, device=device)[:, -RECENT:]
+    return torch.cat([weights, recent], dim=1)
+
+
 def features(member: Member, readout: Readout, values: Tensor, ahead: Tensor) -> Features:
     """The input of a member's readout.
 
@@ -153,7 +189,7 @@ def features(member: Member, readout: Readout, values: Tensor, ahead: Tensor) ->
         member: what it depends on.
         readout: its arrays.
         values: its last `lookback` values, seasonally adjusted or not, (..., lookback).
-        ahead: the seasonal indices of the next steps, on which only an adjusted member depends, (..., horizon).
+        ahead: the indices of the next steps for the member's season, (..., horizon); not read if it has none.
     """
     level = values.abs().mean(-1, keepdim=True)
     divisor = level.clamp(min=LEAST_LEVEL)
@@ -165,8 +201,12 @@ def features(member: Member, readout: Readout, values: Tensor, ahead: Tensor) ->
     after = torch.cat([changes[..., 1:], torch.zeros_like(changes[..., :1])], dim=-1)
     pace = (after - changes).abs().mean(-1, keepdim=True) + STILL
     paced = (changes / pace).clamp(-CLIP, CLIP)
-    inputs = [paced / 3, pace.log() / 2, 3 * changes.clamp(-CLIP_LEVEL, CLIP_LEVEL)]
-    if readout.projection.shape[0] > 2 * member.lookback - 1:  # with a season
+    shown, shown_paced = changes, paced  # to the random features
+    if readout.bank is not None:
+        shown = changes @ readout.bank
+        shown_paced = (shown / pace).clamp(-CLIP, CLIP)
+    inputs = [shown_paced / 3, pace.log() / 2, 3 * shown.clamp(-CLIP_LEVEL, CLIP_LEVEL)]
+    if member.season > 1:
         inputs.append(ahead - 1)
     hidden = torch.relu(torch.cat(inputs, dim=-1) @ readout.projection + readout.offset)
     parts = [torch.ones_like(pace), changes, SLOPE * pace * paced, pace, pace * hidden]
@@ -176,10 +216,11 @@ def features(member: Member, readout: Readout, values: Tensor, ahead: Tensor) ->
 def read_out(member: Member, readout: Readout, values: Tensor, ahead: Tensor) -> Tensor:
     """Forecasts (..., horizon) of a member; arguments as of `features`."""
     window = features(member, readout, values, ahead)
-    changes, last = window.features @ readout.weight, values[..., -1:]
+    changes = (window.features @ readout.weight).clamp(-LARGEST_CHANGE, LARGEST_CHANGE)
+    last = values[..., -1:]
     lowest = LOWEST * window.level
     out = torch.maximum(last, lowest) * changes.exp() if member.log else last + window.level * changes
-    return out * ahead if member.adjusted else out
+    return out * ahead if member.season > 1 else out
 
 
 def pooled(
@@ -191,19 +232,22 @@ def pooled(
     Args:
         windows: (..., window).
         steps: how many values of each are real, of a shape that broadcasts to (...).
-        season: the seasonal period; 0 or 1 for none.
+        season: the seasonal period of the forecast before any member is long enough; 0 or 1 for none.
         horizon: number of steps ahead.
         members: with their arrays.
         shares: the weight of each in the mean, (members,).
     """
-    windows = real_part(windows, steps)
-    without, ahead = adjusted(windows, steps, season, horizon)
+    windows, members = real_part(windows, steps), list(members)
+    seasons = dict.fromkeys([season, *(member.season for member, _ in members)])
+    by_season = {period: adjusted(windows, steps, period, horizon) for period in seasons}
+    without, ahead = by_season[season]
     total, mean = shares.new_zeros(steps.shape)[..., None], torch.zeros_like(ahead)
     for (member, readout), share in zip(members, shares.unbind(), strict=True):
-        values = (without if member.adjusted else windows)[..., -member.lookback :]
+        own = by_season[member.season]
+        values = own.windows[..., -member.lookback :]
         available = (steps >= member.lookback)[..., None]
         total = total + torch.where(available, share, 0.0)
-        mean = mean + torch.where(available, share * read_out(member, readout, values, ahead), 0.0)
+        mean = mean + torch.where(available, share * read_out(member, readout, values, own.ahead), 0.0)
     out = torch.where(total > 0, mean / torch.where(total > 0, total, 1.0), without[..., -1:] * ahead)
     # NaN from anywhere in the window; a clamp or a comparison may have hidden it.
     return torch.where(windows.abs().sum(-1, keepdim=True).isfinite(), out, torch.nan)
@@ -230,11 +274,12 @@ class PooledForecast(Windowed):
         return self.weight.shape[1]
 
     def readouts(self, arrays: dict[str, Tensor]) -> Iterator[tuple[Member, Readout]]:
-        """The members, each with its part of the arrays."""
+        """The members, each with its part of the arrays, which are those of `cast`."""
         random = self.projection.shape[1]
-        projections = arrays["projection"].split([m.inputs(self.horizon, self.season) for m in self.members])
+        projections = arrays["projection"].split([member.inputs(self.horizon) for member in self.members])
         weights = arrays["weight"].split([member.features(random) for member in self.members])
-        return zip(self.members, map(Readout, projections, arrays["offset"].unbind(), weights), strict=True)
+        banks = [arrays[_bank_of(member)] if member.smooth else None for member in self.members]
+        return zip(self.members, map(Readout, projections, arrays["offset"].unbind(), weights, banks), strict=True)
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         window, position = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
@@ -246,3 +291,13 @@ class PooledForecast(Windowed):
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return window_state(batch, self.window, self.channels, wide_dtype(dtype), device)
+
+    def _made(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        place = arrays["shares"].dtype, arrays["shares"].device
+        smooth = [member for member in self.members if member.smooth]
+        return {**arrays, **{_bank_of(member): read_only(bank(member.lookback), *place) for member in smooth}}
+
+
+def _bank_of(member: Member) -> str:
+    """The name of the `bank` of a member among the cast arrays."""
+    return f"bank of {member.lookback}"

@@ -225,10 +225,8 @@ _PARTS: dict[str, _Meaning] = {
     "Sequence[int]": ("a list of integers", _list_of(_is_integer)),
     "Sequence[float]": ("a list of numbers", _list_of(_is_number)),
     "Sequence[Member]": (
-        "a list of [lookback, adjusted, log]",
-        _list_of(
-            lambda value: isinstance(value, list) and len(value) == 3 and all(type(v) in (int, bool) for v in value)
-        ),
+        "a list of [lookback, season, log, smooth]",
+        _list_of(lambda value: isinstance(value, list) and list(map(type, value)) == [int, int, bool, bool]),
     ),
     "LinearSystem": (
         "the name of a system",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,7 +14,7 @@ from plmu import folded
 from plmu.core.modes import autocasts
 from plmu.folded import Folded
 from plmu.folded.base import wide_dtype
-from plmu.folded.pooled import Adjusted, Features, Member, Readout, adjusted, features, pooled, real_part
+from plmu.folded.pooled import Adjusted, Features, Member, Readout, adjusted, bank, features, pooled, real_part
 from plmu.nn.folding import exact
 from plmu.nn.savable import savable
 from plmu.nn.steppable import changed, factory, positive
@@ -27,10 +28,11 @@ class PooledForecast(WindowedForecast):
     """The next `horizon` values of each channel, each forecast from its own last `window` values by the same weights.
 
     A window is divided by its seasonal indices, which are computed from itself: no clock is needed. Each of the members
-    takes the last values of the window, adjusted for the season or not, relative to their mean absolute value, or the
-    logarithms of these. Features of them are read out linearly: differences from the last value, and random features.
-    The output is the mean of the members that the sequence is long enough for, weighted by the buffer `shares`; before
-    any is, the last value without its season times the season ahead. docs/math.md has the formulas.
+    takes the last values of the window, adjusted for a season of its own or for none, relative to their mean absolute
+    value, or the logarithms of these. Features of them are read out linearly: differences from the last value, and
+    random features of these or of smoothings of them. The output is the mean of the members that the sequence is long
+    enough for, weighted by the buffer `shares`; before any is, the last value without its season times the season
+    ahead. docs/math.md has the formulas.
 
     Weights start at zero, so that the forecast is the last value times the season. They can be fitted in closed form to
     the windows of many series: `adjusted` and `members[i].features` give the regressors, and `mean` and
@@ -40,9 +42,11 @@ class PooledForecast(WindowedForecast):
         channels: features of x; each is forecast from itself.
         horizon: number of steps ahead.
         window: number of steps that the forecast depends on.
-        members: (lookback, adjusted, log) of each: the number of steps that it depends on, at least 2; whether the
-            season is divided out before; and whether it is linear in logarithms of the values.
-        season: the seasonal period; 0 for none. A window of fewer than two seasons and a half, or so, has none.
+        members: (lookback, season, log, smooth) of each: the number of steps that it depends on, at least 2; the
+            period of the season that is divided out before, 0 for none; whether it is linear in logarithms of the
+            values; and whether its random features see smoothings at several rates, in place of each change.
+        season: the seasonal period of the forecast before any member is long enough; 0 for none. A window of fewer than
+            two seasons and a half, or so, has none; so it is with the members.
         random: number of random features of each member.
         seed: of the random features.
         return_sequences: False gives the forecast at each sequence's last step alone.
@@ -85,7 +89,7 @@ class PooledForecast(WindowedForecast):
         self.output_size = self.horizon * self.channels
         place = factory(device, dtype)
         kinds = _checked(members, self.window)
-        sizes = self.horizon, self.season, self.random
+        sizes = self.horizon, self.random
         self.members = nn.ModuleList(PooledMember(kind, *sizes, seed + i, **place) for i, kind in enumerate(kinds))
         self.register_buffer("shares", torch.ones(len(kinds), **place))
 
@@ -107,14 +111,15 @@ class PooledForecast(WindowedForecast):
             member.reset_parameters()
         nn.init.ones_(self.shares)
 
-    def adjusted(self, windows: Tensor, steps: Tensor) -> Adjusted:
+    def adjusted(self, windows: Tensor, steps: Tensor, season: int) -> Adjusted:
         """Windows without their season, and the season ahead: (..., window), zero in the padding, and (..., horizon).
 
         Args:
             windows: (..., window), of one channel; what is in the padding does not matter.
             steps: how many values of each are real, the last ones, (...).
+            season: the seasonal period, such as that of a member; 0 or 1 for none.
         """
-        return adjusted(real_part(windows, steps), steps, self.season, self.horizon)
+        return adjusted(real_part(windows, steps), steps, season, self.horizon)
 
     def read(self, windows: Tensor, steps: Tensor) -> Tensor:
         """Forecasts (..., horizon) of windows.
@@ -134,7 +139,8 @@ class PooledForecast(WindowedForecast):
 
     def _elements(self) -> int:
         widest = max(member.weight.shape[0] for member in self._members())
-        return 8 * self.window + 3 * widest + (len(self.members) + 3) * self.horizon
+        seasons = {self.season, *(member.kind.season for member in self._members())}
+        return (7 + len(seasons)) * self.window + 3 * widest + (len(self.members) + 3) * self.horizon
 
     def _members(self) -> list[PooledMember]:
         return list(self.members)  # type: ignore[arg-type]
@@ -143,7 +149,7 @@ class PooledForecast(WindowedForecast):
         if changed(self, "fold"):
             return super().fold()
         readouts = [member.readout(torch.float64) for member in self._members()]
-        projections, offsets, weights = zip(*(map(exact, readout) for readout in readouts), strict=True)
+        projections, offsets, weights = zip(*(map(exact, readout[:3]) for readout in readouts), strict=True)
         return folded.PooledForecast(
             projection=torch.cat(projections),
             offset=torch.stack(offsets),
@@ -168,7 +174,7 @@ class PooledMember(nn.Module):
     """A member of `PooledForecast`: its random features, and its readout `weight` (features, horizon).
 
     Attributes:
-        kind: (lookback, adjusted, log).
+        kind: (lookback, season, log, smooth).
         weight: (features, horizon).
         projection: (inputs, random), drawn from the seed.
         bias: (random,), drawn from the seed.
@@ -181,10 +187,10 @@ class PooledMember(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, kind: Member, horizon: int, season: int, random: int, seed: int, **place: Any) -> None:
+    def __init__(self, kind: Member, horizon: int, random: int, seed: int, **place: Any) -> None:
         super().__init__()
         self.kind, self.seed = kind, seed
-        inputs = kind.inputs(horizon, season)
+        inputs = kind.inputs(horizon)
         self.weight = nn.Parameter(torch.empty(kind.features(random), horizon, **place))
         self.register_buffer("projection", torch.empty(inputs, random, **place))
         self.register_buffer("bias", torch.empty(random, **place))
@@ -208,12 +214,13 @@ class PooledMember(nn.Module):
     def features(self, values: Tensor, ahead: Tensor) -> Features:
         """The regressors of this member, its last value, and the level.
 
-        The forecast is (last + features @ weight), then exp if `log`, times the level; times `ahead` if `adjusted`.
-        So a weight is fitted to future / ahead / level, or its logarithm if `log`, minus last.
+        The forecast is last + features @ weight, where this product is kept within ±3; then exp if `log`; times the
+        level; times `ahead` if the member has a season. So a weight is fitted to future / ahead / level, or its
+        logarithm if `log`, minus last.
 
         Args:
-            values: the last `lookback` values of windows, of adjusted ones if `adjusted`, (..., lookback).
-            ahead: the season ahead, as `PooledForecast.adjusted` returns it, (..., horizon).
+            values: the last `lookback` values of windows, adjusted for the member's season, (..., lookback).
+            ahead: the season ahead, as `PooledForecast.adjusted` returns it for the member's season, (..., horizon).
 
         Returns:
             features (..., features); last (..., 1), relative to the level; level (..., 1), the mean absolute value.
@@ -223,31 +230,47 @@ class PooledMember(nn.Module):
             return features(self.kind, self.readout(values.dtype), values, ahead.to(values.dtype))
 
     def readout(self, dtype: torch.dtype) -> Readout:
-        """The arrays of the member in this precision, with `mean` and `scale` multiplied out."""
+        """The arrays of the member in this precision, with `mean` and `scale` multiplied out, and its bank."""
         weight, projection, bias, mean, scale = (
             value.to(dtype) for value in (self.weight, self.projection, self.bias, self.mean, self.scale)
         )
         projection = projection / scale
-        return Readout(projection, bias - mean @ projection, weight)
+        smoothing = bank(self.kind.lookback, weight.device).to(dtype) if self.kind.smooth else None
+        return Readout(projection, bias - mean @ projection, weight, smoothing)
 
     def extra_repr(self) -> str:
-        lookback, is_adjusted, log = self.kind
-        return f"lookback={lookback}" + ", adjusted=True" * is_adjusted + ", log=True" * log
+        lookback, season, log, smooth = self.kind
+        period = f", season={season}" if season else ""
+        return f"lookback={lookback}" + period + ", log=True" * log + ", smooth=True" * smooth
 
 
 def _checked(members: Sequence[Any], window: int) -> list[Member]:
     """The members, checked."""
     kinds = []
     for number, member in enumerate(members):
-        if not isinstance(member, Sequence) or len(member) != 3:
-            raise ValueError(f"members must be triples (lookback, adjusted, log), got members[{number}]={member!r}")
-        lookback = positive(member[0], f"members[{number}][0]")
+        if not isinstance(member, Sequence) or len(member) != 4:
+            raise ValueError(f"members must be (lookback, season, log, smooth) each, got members[{number}]={member!r}")
+        lookback = positive(member[0], f"the lookback of members[{number}]")
         if not 2 <= lookback <= window:
             raise ValueError(f"members[{number}] must have a lookback from 2 to the window of {window}, got {lookback}")
-        kinds.append(Member(lookback, bool(member[1]), bool(member[2])))
+        for value, name in zip(member[2:], ("log", "smooth"), strict=True):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} of members[{number}] must be True or False, got {value!r}")
+        kinds.append(Member(lookback, _period(member[1], f"the season of members[{number}]"), *member[2:]))
     if not kinds:
-        raise ValueError("members must have at least one triple (lookback, adjusted, log), got none")
+        raise ValueError("members must have at least one (lookback, season, log, smooth), got none")
     return kinds
+
+
+def _period(value: Any, name: str) -> int:
+    """The value as an int; raises, naming the option, unless it is an integer of at least 0."""
+    try:
+        period = operator.index(value)
+    except TypeError:
+        period = -1
+    if isinstance(value, bool) or period < 0:
+        raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
+    return period
 
 
 def _exactly(like: Tensor) -> AbstractContextManager[Any]:
