@@ -291,7 +291,7 @@ def test_only_the_last_forecast() -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 def test_forecast_changes_are_bounded(log: bool) -> None:
-    """To three levels, or to a factor of e³; where none is that large, nothing is bounded."""
+    """To three levels, or to a factor of e³. A smaller change stays, and so does NaN."""
     layer = PooledForecast(1, 3, 6, [(4, 0, log, True)], random=2).double()
     with torch.no_grad():
         layer.members[0].weight[0] = torch.tensor([1e6, -1e6, 0.5])  # the feature 1
@@ -304,6 +304,9 @@ def test_forecast_changes_are_bounded(log: bool) -> None:
         torch.testing.assert_close(step(x[-1:, None], state)[0], out[None])
     expected = by_formula(layer, x.tolist())
     within(max(abs(a - b) for a, b in zip(out.tolist(), expected, strict=True)), TOLERANCE * max(expected))
+    with torch.no_grad():
+        layer.members[0].weight[0, 1] = math.nan
+    assert layer.read(torch.cat([x.new_zeros(2), x]), torch.tensor(4)).isnan().tolist() == [False, True, False]
 
 
 def test_smoothed_changes_are_bounded() -> None:

@@ -243,11 +243,11 @@ def pooled(
     without, ahead = by_season[season]
     total, mean = shares.new_zeros(steps.shape)[..., None], torch.zeros_like(ahead)
     for (member, readout), share in zip(members, shares.unbind(), strict=True):
-        own = by_season[member.season]
-        values = own.windows[..., -member.lookback :]
+        past, indices = by_season[member.season]
+        values = past[..., -member.lookback :]
         available = (steps >= member.lookback)[..., None]
         total = total + torch.where(available, share, 0.0)
-        mean = mean + torch.where(available, share * read_out(member, readout, values, own.ahead), 0.0)
+        mean = mean + torch.where(available, share * read_out(member, readout, values, indices), 0.0)
     out = torch.where(total > 0, mean / torch.where(total > 0, total, 1.0), without[..., -1:] * ahead)
     # NaN from anywhere in the window; a clamp or a comparison may have hidden it.
     return torch.where(windows.abs().sum(-1, keepdim=True).isfinite(), out, torch.nan)
