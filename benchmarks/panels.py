@@ -208,7 +208,7 @@ def measured(panel: Panel, methods: dict[str, Callable[[Panel], tuple[Forecasts,
     for name, forecast in {"naive 2": forecast_simply("naive 2"), **methods}.items():
         forecasts, notes = forecast(panel)
         row["methods"][name] = {**scores_beside(row["methods"], summary(panel.test, unit, forecasts)), **notes}
-        if part := row.get(f"first {FIRST}"):
+        if (part := row.get(f"first {FIRST}")) is not None:
             part[name] = scores_beside(part, summary(panel.test[:FIRST], unit[:FIRST], forecasts.first(FIRST)))
         print(shown(panel.name, name, row["methods"][name]), flush=True)
     return row
