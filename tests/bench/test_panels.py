@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import panel_methods, panel_scores, panels
+from benchmarks import documents, panel_data, panel_methods, panel_scores, panel_tables, panels
 from benchmarks.panel_scores import Forecasts
 
 RNG = np.random.default_rng(0)
@@ -191,27 +191,28 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PLMU_DATA", str(tmp_path))
     sizes = dict.fromkeys(("m3-quarterly", "m4-quarterly"), (3, 8, 4))
-    monkeypatch.setattr(panels, "SETS", sizes)
+    for module in (panel_data, panels):
+        monkeypatch.setattr(module, "SETS", sizes)
     monkeypatch.setattr(panels, "M4", ("m4-quarterly",))
     return tmp_path
 
 
 @pytest.mark.parametrize("name", ["m3-quarterly", "m4-quarterly"])
 def test_sets_are_read_from_their_files(data: Path, name: str) -> None:
-    panel = panels.load(name)
+    panel = panel_data.load(name)
     assert [values.tolist() for values in panel.train] == json.loads((data / "train.json").read_text())
     assert panel.test.tolist() == json.loads((data / "test.json").read_text())
     assert (panel.horizon, panel.season) == (8, 4)
-    assert len(panels.load(name, data, 2).train) == 2
+    assert len(panel_data.load(name, data, 2).train) == 2
 
 
 def test_a_set_that_is_not_whole_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels, "SETS", {"m3-quarterly": (4, 8, 4)})
+    monkeypatch.setattr(panel_data, "SETS", {"m3-quarterly": (4, 8, 4)})
     with pytest.raises(SystemExit, match="m3-quarterly has 3 series to fit and 3 to test, not 4 of each"):
-        panels.load("m3-quarterly")
-    monkeypatch.setattr(panels, "SETS", {"m3-quarterly": (3, 6, 4)})
+        panel_data.load("m3-quarterly")
+    monkeypatch.setattr(panel_data, "SETS", {"m3-quarterly": (3, 6, 4)})
     with pytest.raises(SystemExit, match="m3-quarterly has test series that are not of 6 steps"):
-        panels.load("m3-quarterly")
+        panel_data.load("m3-quarterly")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
@@ -236,11 +237,20 @@ def test_the_command_scores_every_method(data: Path, monkeypatch: pytest.MonkeyP
         assert {"msis", "weighted quantile loss", "fit seconds", "predict processor seconds"} <= set(ours)
     assert "first 2" not in rows["m3-quarterly"]
     part = rows["m4-quarterly"]["first 2"]
-    panel = panels.load("m4-quarterly")
+    panel = panel_data.load("m4-quarterly")
     theta = panel_scores.summary(panel.test[:2], panel_scores.naive_error(panel.train[:2], 4),
                                  Forecasts(panel_methods.theta(panel.train[:2], 8, 4)))  # fmt: skip
     assert {key: part["theta"][key] for key in theta} == pytest.approx(theta, rel=1e-9)
     assert results["m4"]["plmu"]["owa"] == pytest.approx(rows["m4-quarterly"]["methods"]["plmu"]["owa"], rel=1e-12)
+
+
+def test_methods_can_be_chosen(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    run(monkeypatch, "--methods", "theta", "--json", data)
+    rows = json.loads((data / "panels.json").read_text())["rows"]
+    assert [list(row["methods"]) for row in rows] == [["naive 2", "theta"]] * 2
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "--methods", "theta,AutoETS")
+    assert "--methods AutoETS: methods are naive, seasonal naive, naive 2, theta, plmu" in capsys.readouterr().err
 
 
 def test_a_part_of_a_set_is_said_to_be_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,3 +306,109 @@ def test_figures_that_are_not_the_competitions_are_refused() -> None:
     panels.check([row])
     with pytest.raises(SystemExit, match="Naive 2 is not the competition's"):
         panels.check([{**row, "methods": {"naive 2": {**scores, "mase": 4.0}}}])
+
+
+def table_results() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Results of two sets, with peers on all series of one and on the first of the other."""
+
+    def scores(mase: float, spread: float | None = None, **notes: Any) -> dict[str, Any]:
+        ends = {} if spread is None else {"coverage 80": 0.8, "coverage 95": 0.951, "msis": spread}
+        ends |= {} if spread is None else {"weighted quantile loss": 0.05}
+        return {"smape": 10 * mase, "mase": mase, "owa": mase / 2, **ends, **notes}
+
+    ours = {
+        "machine": {"plmu": "9.9"},
+        "rows": [
+            {
+                "set": "m3-yearly",
+                "series": 500,
+                "of": 500,
+                "methods": {
+                    "naive 2": scores(2.0, **{"processor seconds": 0.5}),
+                    "plmu": scores(1.5, 12.5, **{"fit processor seconds": 2.0, "predict processor seconds": 1.0}),
+                },
+            },
+            {
+                "set": "m4-yearly",
+                "series": 5000,
+                "of": 5000,
+                "methods": {"naive 2": scores(4.0), "plmu": scores(3.0, 20.0)},
+                "first 1000": {"naive 2": scores(3.5), "plmu": scores(2.5, 15.0)},
+            },
+        ],
+        "m4": {"naive 2": {"owa": 1.0}, "plmu": {"owa": 0.85, "msis": 13.0}},
+        "published": {"owa": {"ES-RNN": 0.821}, "msis": {"ES-RNN": 12.23, "ETS": 15.68}},
+    }
+    fast = {"processor seconds": 5.0, "versions": {"statsforecast": "2.0"}}
+    peers = {
+        "rows": [
+            {"set": "m3-yearly", "series": 500, "of": 500, "methods": {"AutoETS": scores(1.25, 10.0, **fast)}},
+            {"set": "m4-yearly", "series": 1000, "of": 5000, "methods": {"AutoETS": scores(3.0, 14.0, **fast)}},
+        ]
+    }
+    return ours, peers
+
+
+def test_the_table_of_points_lists_every_loss() -> None:
+    assert panel_tables.points(*table_results()).splitlines() == [
+        "| MASE / sMAPE | Naive 2 | AutoETS | plmu |",
+        "| --- | --- | --- | --- |",
+        "| M3 yearly | 2.00 / 20.0 | **1.25** / **12.5** | 1.50 / 15.0 |",
+        "| M4 yearly | 4.00 / 40.0 |  | **3.00** / **30.0** |",
+        "| M4 yearly, first 1,000 | 3.50 / 35.0 | 3.00 / 30.0 | **2.50** / **25.0** |",
+        "",
+        "Where plmu is not the best:",
+        "",
+        "| set | score | plmu | better |",
+        "| --- | --- | --- | --- |",
+        "| M3 yearly | MASE | 1.50 | AutoETS 1.25 |",
+        "| M3 yearly | sMAPE, % | 15.0 | AutoETS 12.5 |",
+        "",
+        "Peers: statsforecast 2.0.",
+    ]
+
+
+def test_the_table_of_intervals_lists_every_loss() -> None:
+    lines = panel_tables.intervals(*table_results()).splitlines()
+    assert lines[2:4] == [
+        "| M3 yearly | AutoETS | 80.0 | 95.1 | **10.0** | **0.0500** |",
+        "| M3 yearly | plmu | 80.0 | 95.1 | 12.5 | **0.0500** |",
+    ]
+    assert lines[-2:] == [
+        "| M3 yearly | MSIS | 12.5 | AutoETS 10.0 |",
+        "| M4 yearly, first 1,000 | MSIS | 15.0 | AutoETS 14.0 |",
+    ]
+
+
+def test_the_competition_stands_beside_published_figures() -> None:
+    assert panel_tables.competition(*table_results()).splitlines()[2:] == [
+        "| Naive 2 | 1.00 |  | here |",
+        "| plmu | 0.850 | 13.00 | here |",
+        "| ES-RNN | 0.821 | 12.23 | published |",
+        "| ETS |  | 15.68 | published |",
+    ]
+
+
+def test_seconds_are_for_a_thousand_series() -> None:
+    assert panel_tables.seconds(*table_results()).splitlines()[2:] == [
+        "| M3 yearly | 1.0 | 10 | 6.0 |",
+        "| M4 yearly | 0.0 | 5.0 | 0.0 |",
+    ]
+
+
+def test_without_losses_or_without_plmu_a_line_says_so() -> None:
+    ours, peers = table_results()
+    peers["rows"] = []
+    assert "No method is better than plmu on any set." in panel_tables.points(ours, peers)
+    for row in ours["rows"]:
+        del row["methods"]["plmu"]
+    assert "plmu has not been measured yet." in panel_tables.points(ours, peers)
+
+
+def test_the_page_reads_both_files(tmp_path: Path) -> None:
+    message = "*No results in panels.json and panels-peers.json: run `python -m benchmarks.panels --json results`.*"
+    assert documents.table("panels", tmp_path) == message
+    for name, results in zip(("panels", "panels-peers"), table_results(), strict=True):
+        assert documents.table("panels", tmp_path).startswith(message)
+        (tmp_path / f"{name}.json").write_text(json.dumps(results))
+    assert documents.table("panel-seconds", tmp_path).endswith("Measured with plmu 9.9.")
