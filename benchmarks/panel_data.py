@@ -38,7 +38,7 @@ class Panel:
 
     @property
     def horizon(self) -> int:
-        return self.test.shape[1]
+        return int(self.test.shape[1])
 
     def first(self, count: int) -> Panel:
         """Its first series."""

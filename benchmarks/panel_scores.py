@@ -70,7 +70,7 @@ def summary(test: np.ndarray, unit: np.ndarray, forecasts: Forecasts) -> dict[st
     scores = {"smape": smape(test, forecasts.mean), "mase": mase(test, forecasts.mean, unit)}
     if forecasts.lower is None or forecasts.upper is None:
         return {name: float(values.mean()) for name, values in scores.items()}
-    quantiles = {}
+    quantiles: dict[float, np.ndarray] = {}
     for level, lower, upper in zip(LEVELS, forecasts.lower, forecasts.upper, strict=True):
         scores[f"coverage {level}"] = coverage(test, lower, upper)
         tail = (1 - level / 100) / 2

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import tempfile
 import time
@@ -106,7 +107,7 @@ def forecast_with_peer(method: str, python: str, kept: Path) -> Method:
                     levels=LEVELS,
                 )
                 threads = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-                command = [python, "-P", script, method, series, path]
+                command = [python, "-P", str(script), method, str(series), str(path)]
                 subprocess.run(command, check=True, env={**os.environ, **threads})
         with np.load(path) as arrays:
             return Forecasts(arrays["mean"], arrays.get("lower"), arrays.get("upper")), json.loads(str(arrays["notes"]))
@@ -173,7 +174,8 @@ def write(options: argparse.Namespace, names: Sequence[str], rows: list[dict[str
     """Write the results so far, so that a stopped run keeps them; `unfinished` lists the sets to come."""
     words = ["python -m benchmarks.panels"]
     words += ["--peers PYTHON"] if options.peers else []
-    words += [f"--{name} {','.join(getattr(options, name))}" for name in ("sets", "methods") if getattr(options, name)]
+    lists = {"sets": options.sets, "methods": options.methods}
+    words += [f"--{name} {shlex.quote(','.join(items))}" for name, items in lists.items() if items]
     words += [f"--series {options.series}"] if options.series else []
     result = {
         "command": " ".join([*words, "--json results"]),
