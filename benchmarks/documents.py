@@ -1,7 +1,7 @@
 """Write the tables of the README and of docs/ from the files in results/: `python -m benchmarks.documents`.
 
 The table NAME stands between the lines `<!-- NAME: begin -->` and `<!-- NAME: end -->` of a page. `RESULTS` has the
-tables of scores, and `BENCHMARKS` those of speed, each with the file that it is made from.
+tables of scores of runs, and `BENCHMARKS` those of benchmarks, each with the files that it is made from.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables
+from benchmarks import panel_tables, tables
 from plmu.cli.report import load
 from plmu.cli.tables import HEADER, rows, shown, titled
 from plmu.runs.folder import read_json
@@ -72,13 +72,13 @@ def table(name: str, results: Path) -> str:
     if name not in BENCHMARKS:
         raise ValueError(f"there is no table {name!r}: it is one of {', '.join((*RESULTS, *BENCHMARKS))}")
     file, command, make = BENCHMARKS[name]
-    path = results / file
-    benchmark = read_json(path) if path.is_file() else {}
+    files = (file,) if isinstance(file, str) else file
+    benchmarks = [read_json(results / name) if (results / name).is_file() else {} for name in files]
     try:
-        text = make(benchmark)
+        text = make(*benchmarks)
     except KeyError:  # an older file, or none
-        text = f"*No results in {file}: run `{command}`.*"
-    return text + _measured_with(benchmark.get("machine", {}))
+        text = f"*No results in {' and '.join(files)}: run `{command}`.*"
+    return text + _measured_with(benchmarks[0].get("machine", {}))
 
 
 def _measured_with(machine: dict[str, Any]) -> str:
@@ -130,8 +130,9 @@ _CALLS = ("bench-calls-cuda.json", "python -m benchmarks.calls --json results/be
 _LAYERS = ("bench-layers-cuda.json", "python -m benchmarks.layers --out results")
 _ALGORITHMS = ("bench-algorithms-cuda.json", "plmu bench algorithms --device cuda")
 _TRAINING = ("bench-training-time-cuda.json", "plmu bench training-time --device cuda")
-# Tables of speed: the file, the command that writes the file, and what makes the table.
-BENCHMARKS: dict[str, tuple[str, str, Callable[[Any], str]]] = {
+_PANELS = (("panels.json", "panels-peers.json"), "python -m benchmarks.panels --json results")
+# Other tables: the file or the files, the command that writes the first, and what makes the table.
+BENCHMARKS: dict[str, tuple[str | tuple[str, ...], str, Callable[..., str]]] = {
     "whole": (*_LAYERS, tables.whole),
     "whole-ratios": (*_LAYERS, tables.whole_ratios),
     "whole-widths": (*_LAYERS, tables.whole_widths),
@@ -173,6 +174,10 @@ BENCHMARKS: dict[str, tuple[str, str, Callable[[Any], str]]] = {
         "python -m benchmarks.keras_lmu --json results/bench-keras-lmu-cpu.json",
         tables.keras_lmu,
     ),
+    "panels": (*_PANELS, panel_tables.points),
+    "panel-m4": (*_PANELS, panel_tables.competition),
+    "panel-intervals": (*_PANELS, panel_tables.intervals),
+    "panel-seconds": (*_PANELS, panel_tables.seconds),
 }
 
 if __name__ == "__main__":
