@@ -29,7 +29,7 @@ from plmu.folded.base import foldable
 from plmu.modelfiles.atomic import replacing
 
 FORMATS = ("onnx", "torch", "c")
-_NO_WHOLE = "the original LMU and TimedDelayLayer run one step after another"
+_NO_WHOLE = "the original LMU runs one step after another"
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def _torch(model: Any, program: Program, name: str, metadata: dict[str, Any], wh
 
     step = torch_program(model, program, metadata, whole=False)
     output = _Output({f"{name}_step.pt2": step})
-    if runs_whole(model, program):
+    if runs_whole(model):
         output.contents[f"{name}.pt2"] = torch_program(model, program, metadata, whole=True)
     elif whole:
         raise ValueError(f"whole cannot be had for torch: {_NO_WHOLE}")
