@@ -83,6 +83,20 @@ def test_copies_of_a_stream_err_as_float32_does(name: str) -> None:
     assert max(moved) < 100 * max(errors)
 
 
+@needs_compiler
+def test_one_makefile_checks_all_models_of_a_folder(tmp_path: Path) -> None:
+    plmu.export(model_of("plain"), tmp_path, to="c", name="first")
+    plmu.export(model_of("gated"), tmp_path, to="c", name="second")
+    assert run_check(tmp_path).count("relative error") == 2
+    source = tmp_path / "first.c"
+    source.write_text(
+        re.sub(r"(float constant_\d+\[\d+\] = \{\n    )[^,]+,", r"\g<1>0.9f,", source.read_text(), count=1)
+    )
+    assert subprocess.run(["make", "-s", "check"], cwd=tmp_path, capture_output=True, timeout=60).returncode != 0
+    assert subprocess.run(["make", "-s", "second.o"], cwd=tmp_path, timeout=60).returncode == 0
+    assert (tmp_path / "second.o").exists()
+
+
 def test_an_export_leaves_the_random_numbers_alone(tmp_path: Path) -> None:
     model, state = model_of("plain"), torch.get_rng_state()
     write(tmp_path, model, "fixed")

@@ -97,7 +97,7 @@ def test_the_start_of_a_season_is_said(tmp_path: Path) -> None:
     written = plmu.export(model_of("season"), tmp_path, to="c")
     assert "season of 5 steps: a stream starts at phase 3, or anywhere by model_start(&state, step)" in written.notes
     assert "void model_start(model_state *state, int64_t step);" in (tmp_path / "model.h").read_text()
-    states = json.loads((tmp_path / "model.json").read_text())["states"]
+    states = json.loads((tmp_path / "model.c.json").read_text())["states"]
     assert states[1] | {"kind": ""} == {
         "name": "state_1", "kind": "", "shape": ["batch", 2], "type": "float64", "start": 0,
         "season": 5, "phase": 3, "start_at_step": ["step", -1],
@@ -188,7 +188,7 @@ def test_int8_rounds_the_readout(to: str, tmp_path: Path) -> None:
 def test_a_model_without_weights_to_round_is_not_int8(tmp_path: Path) -> None:
     written = plmu.export(plmu.DelayLayer(2, order=3, theta=5.0), tmp_path, to="c", int8=True)
     assert "int8: nothing was rounded, since all weights of this model are of memories" in written.notes
-    assert json.loads((tmp_path / "model.json").read_text())["weights"] == "float32"
+    assert json.loads((tmp_path / "model.c.json").read_text())["weights"] == "float32"
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e12, 1e25])

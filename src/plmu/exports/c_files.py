@@ -43,7 +43,7 @@ def c_files(
         f"{name}.h": _header(program, code, name, outputs, metadata),
         f"{name}.c": _source(program, code, name, outputs),
         f"{name}_check.c": _check(program, name, int8, fixed),
-        "Makefile": _makefile(name),
+        "Makefile": _MAKEFILE,  # one for all models of a folder
     }
     return files, code
 
@@ -263,21 +263,21 @@ int main(void)
 """
 
 
-def _makefile(name: str) -> str:
-    return f"""# `make check` compares the model with expected outputs; `make {name}.o` compiles it alone.
+_MAKEFILE = f"""# `make check` compares each model here with expected outputs; `make model.o` compiles one alone.
 CFLAGS = {FLAGS}
+CHECKS = $(patsubst %.c,%,$(wildcard *_check.c))
 
-check: {name}_check
-	./{name}_check
+check: $(CHECKS)
+	@set -e; for program in $(CHECKS); do ./$$program; done
 
-{name}_check: {name}.c {name}_check.c {name}.h
-	$(CC) $(CFLAGS) -o $@ {name}.c {name}_check.c -lm
+$(CHECKS): %_check: %.c %_check.c %.h
+	$(CC) $(CFLAGS) -o $@ $*.c $*_check.c -lm
 
-{name}.o: {name}.c {name}.h
-	$(CC) $(CFLAGS) -c {name}.c
+%.o: %.c %.h
+	$(CC) $(CFLAGS) -c $<
 
 clean:
-	rm -f {name}_check {name}.o
+	rm -f $(CHECKS) $(CHECKS:_check=.o)
 
 .PHONY: check clean
 """
