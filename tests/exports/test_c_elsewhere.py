@@ -209,13 +209,13 @@ def test_any_name_is_a_name(tmp_path: Path) -> None:
     source = (tmp_path / "model.c").read_text()
     assert source.isascii()
     assert "??" not in header + source
-    content = json.loads((tmp_path / "model.json").read_text(encoding="ascii"))
+    content = json.loads((tmp_path / "model.c.json").read_text(encoding="ascii"))
     assert metadata.items() <= content.items()
     plmu.export(model, tmp_path, metadata=metadata)
     stored = {item.key: item.value for item in onnx.load(tmp_path / "model_step.onnx").metadata_props}
     assert json.loads(stored["classes"]) == names
     assert all(stored[f"note {name}"] == name for name in ODD)
-    assert metadata.items() <= json.loads((tmp_path / "model.json").read_text(encoding="ascii")).items()
+    assert metadata.items() <= json.loads((tmp_path / "model.onnx.json").read_text(encoding="ascii")).items()
 
 
 @pytest.mark.parametrize("to", ["c", "onnx", "torch"])

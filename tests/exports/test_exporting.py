@@ -19,6 +19,7 @@ from plmu import DelayLayer, ParallelLMU, Sequential
 from plmu.cli.program import main
 from plmu.experiments.mackey_glass import MackeyGlass
 from plmu.exports import AccuracyWarning, exporting
+from plmu.nn import LookbackForecast
 from plmu.text.symbols import Characters, Words
 
 SMALL = {"order": 4, "theta": 7.0}
@@ -213,6 +214,28 @@ def test_a_layer_of_your_own_that_folds(tmp_path: Path) -> None:
     assert first != second
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch, about its own code
+def test_formats_share_a_folder(tmp_path: Path) -> None:
+    """Each describes its own files, whichever was written last."""
+    model = LookbackForecast(1, horizon=4, order=5, theta=9.0, lookback=8, season=5)
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    names: list[str] = []
+    for to, options in (("c", {"int8": True}), ("torch", {}), ("onnx", {"metadata": {"units": "mV"}})):
+        plmu.export(model, alone / to, to=to, **options)  # type: ignore[arg-type]
+        plmu.export(model, together, to=to, **options)  # type: ignore[arg-type]
+        names += [f"{to}/{path.name}" for path in (alone / to).iterdir()]
+    for path in names:
+        assert (together / path.split("/")[1]).read_bytes() == (alone / path).read_bytes()
+    assert len(names) == len({path.split("/")[1] for path in names})
+    about = {to: json.loads((together / f"model.{to}.json").read_text()) for to in exporting.FORMATS}
+    assert {to: described["weights"] for to, described in about.items()} == {
+        "onnx": "float32", "torch": "float32", "c": "int8",
+    }  # fmt: skip
+    assert {to: described["states"][1]["type"] for to, described in about.items()} == {
+        "onnx": "float64", "torch": "int64", "c": "float64",
+    }  # fmt: skip
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -235,7 +258,7 @@ def test_the_command_writes_files_and_prints_figures(run_folder: Path, tmp_path:
     out = tmp_path / "out"
     main(["export", str(run_folder), "--out", str(out), "--whole", "--units", "mV", "--dt", "0.01"])
     said = capsys.readouterr().out
-    assert {one.name for one in out.iterdir()} == {"model_step.onnx", "model.onnx", "model.json"}
+    assert {one.name for one in out.iterdir()} == {"model_step.onnx", "model.onnx", "model.onnx.json"}
     assert "multiply-adds per step  64" in said  # (4 + 4) · (4 + 3) and 2 · 4
     assert re.search(r"time per step, ONNX Runtime  [\d.]+ µs", said)
     assert re.search(r"time per step, plmu.Stream  [\d.]+ µs", said)
@@ -249,11 +272,11 @@ def test_the_command_for_c(run_folder: Path, tmp_path: Path, quick: Any, capsys:
     options = ["--int8", "--fixed-point", "--name", "net"]
     main(["export", str(run_folder / "model.plmu"), "--to", "c", "--out", str(out), *options])
     said = capsys.readouterr().out
-    assert {one.name for one in out.iterdir()} == {"net.c", "net.h", "net_check.c", "net.json", "Makefile"}
+    assert {one.name for one in out.iterdir()} == {"net.c", "net.h", "net_check.c", "net.c.json", "Makefile"}
     assert re.search(r"flash for weights  \d+ bytes\nRAM  \d+ bytes: state 16, work area \d+\n", said)
     assert re.search(r"relative error of outputs by int8 weights  \d.\d\de-\d\d\n", said)
     assert re.search(r"relative error by int8 weights and fixed-point sums  \d.\d\de-\d\d\n", said)
-    assert json.loads((out / "net.json").read_text())["classes"] == ["no", "yes"]
+    assert json.loads((out / "net.c.json").read_text())["classes"] == ["no", "yes"]
 
 
 @pytest.mark.parametrize(

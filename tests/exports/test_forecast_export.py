@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from closeness import within
+from ctested import CModel, compiled
 from exported import TOLERANCE, Session, program, relative
 from test_c import needs_compiler, run_check
 
 import plmu
 from plmu.exports.evaluate import Evaluator
+from plmu.exports.onnx_model import step_model
 from plmu.exports.program import Season
 from plmu.nn import CovariateForecast, LookbackForecast
 
@@ -95,7 +97,7 @@ def test_the_start_of_a_season_is_said(tmp_path: Path) -> None:
     written = plmu.export(model_of("season"), tmp_path, to="c")
     assert "season of 5 steps: a stream starts at phase 3, or anywhere by model_start(&state, step)" in written.notes
     assert "void model_start(model_state *state, int64_t step);" in (tmp_path / "model.h").read_text()
-    states = json.loads((tmp_path / "model.json").read_text())["states"]
+    states = json.loads((tmp_path / "model.c.json").read_text())["states"]
     assert states[1] | {"kind": ""} == {
         "name": "state_1", "kind": "", "shape": ["batch", 2], "type": "float64", "start": 0,
         "season": 5, "phase": 3, "start_at_step": ["step", -1],
@@ -113,6 +115,26 @@ def test_onnx(name: str, tmp_path: Path) -> None:
         for x in samples(model, 20):
             expected, state = model.step(x, state)
             within(relative(session(x), expected), TOLERANCE)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["channels"] > 1])
+def test_nan_stays_in_its_channel(name: str, tmp_path: Path) -> None:
+    """And ends with the window, as in Python."""
+    model = model_of(name)
+    made, state = program(model), None
+    plmu.export(model, tmp_path, to="c")
+    runs = [Evaluator(made).step, Session(step_model(made, {}), made), CModel(compiled(tmp_path, "model"), made)]
+    x = samples(model, 30)[:, :1].double()
+    x[11, 0, 0] = torch.nan
+    with torch.no_grad():
+        for sample in x:
+            expected, state = model.step(sample, state)
+            for run in runs:
+                torch.testing.assert_close(
+                    run(sample), expected, rtol=0, atol=TOLERANCE * expected.nan_to_num().abs().max(), equal_nan=True
+                )
+            assert expected.isnan().sum() in (0, model.horizon)
 
 
 @needs_compiler
@@ -151,8 +173,8 @@ def test_int8_rounds_the_readout(to: str, tmp_path: Path) -> None:
         plmu.export(model, tmp_path / str(level), to=to, int8=int8, samples=samples + level if int8 else None)
         for int8, level in ((False, 1), (True, 0.0), (True, 1e6))
     )
-    readout = model.output_size * model.lookback * model.channels
-    assert plain.weight_bytes - rounded[0].weight_bytes == 3 * readout - 4 * (12 + 60)  # scales of rows and columns
+    readout = model.horizon * model.lookback  # of both channels
+    assert plain.weight_bytes - rounded[0].weight_bytes == 3 * readout - 4 * (6 + 30)  # scales of rows and columns
     assert rounded[0].int8_error is not None
     assert 1e-3 < rounded[0].int8_error < 0.02
     assert rounded[1].int8_error == pytest.approx(rounded[0].int8_error, rel=0.01)
@@ -166,7 +188,7 @@ def test_int8_rounds_the_readout(to: str, tmp_path: Path) -> None:
 def test_a_model_without_weights_to_round_is_not_int8(tmp_path: Path) -> None:
     written = plmu.export(plmu.DelayLayer(2, order=3, theta=5.0), tmp_path, to="c", int8=True)
     assert "int8: nothing was rounded, since all weights of this model are of memories" in written.notes
-    assert json.loads((tmp_path / "model.json").read_text())["weights"] == "float32"
+    assert json.loads((tmp_path / "model.c.json").read_text())["weights"] == "float32"
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e12, 1e25])

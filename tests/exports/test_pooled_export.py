@@ -143,7 +143,7 @@ def test_onnx(name: str, tmp_path: Path) -> None:
 def test_c(name: str, tmp_path: Path) -> None:
     plmu.export(model_of(name), tmp_path, to="c", int8=name == "even")
     assert "relative error" in run_check(tmp_path, "-O0")
-    states = json.loads((tmp_path / "model.json").read_text())["states"]
+    states = json.loads((tmp_path / "model.c.json").read_text())["states"]
     assert [state["kind"] for state in states] == ["inputs", "number of the next step, and the steps in the window"]
     assert "model_start" not in (tmp_path / "model.h").read_text()
 

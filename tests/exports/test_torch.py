@@ -50,7 +50,7 @@ def check(model: Any, folder: Path) -> plmu.exports.Exported:
                 y, *states = whole(x, *given)
                 expected, state = model(x, start)
                 assert_same((y, states), (expected, leaves(state)), ROUNDINGS)
-    assert ("model.pt2" in names) == runs_whole(model, made)
+    assert ("model.pt2" in names) == runs_whole(model)
     assert not not_core(names["model_step.pt2"])
     return written
 
@@ -100,16 +100,38 @@ def test_the_original_lmu_has_a_step_alone(tmp_path: Path) -> None:
     layer = plmu.LMU(3, 4, order=4, theta=7.0)
     written = check(layer, tmp_path)
     assert any("one step after another" in note for note in written.notes)
-    with pytest.raises(ValueError, match="whole cannot be had for torch: the original LMU and TimedDelayLayer run one"):
+    with pytest.raises(ValueError, match="whole cannot be had for torch: the original LMU runs one"):
         plmu.export(layer, tmp_path / "other", to="torch", whole=True)
     assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_irregular_times_have_a_step_alone(tmp_path: Path) -> None:
-    """Without the exponential of a matrix, which few runtimes have."""
-    written = check(model_of("timed"), tmp_path)
-    assert [one.name for one in written.files] == ["model_step.pt2", "model.json"]
+def test_irregular_times(tmp_path: Path) -> None:
+    """The step is without the exponential of a matrix, which few runtimes have; sequences have any length."""
+    model = model_of("timed")
+    check(model, tmp_path)
+    run = torch.export.load(tmp_path / "model.pt2").module()
+    for batch, time in ((1, 1), (2, 15), (1, 16), (3, 17), (1, 256), (2, 257), (1, 1000)):
+        x, state = inputs(program(model), batch, time), torch.randn(batch, 4, 2)
+        with torch.no_grad():
+            y, last = run(x, state)
+            expected, after = model(x, (state, ()))
+            assert_same((y, last), (expected, leaves(after)[0]), ROUNDINGS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_after_what_is_no_interval_a_sequence_is_nan(tmp_path: Path) -> None:
+    """As in the other formats, and nothing before."""
+    plmu.export(plmu.TimedDelayLayer(2, 4, 7.0), tmp_path, to="torch")
+    run = torch.export.load(tmp_path / "model.pt2").module()
+    for wrong in (-1.0, torch.nan, torch.inf):
+        x = torch.rand(2, 40, 3)
+        x[1, 20, 0] = wrong
+        y, state = run(x, torch.zeros(2, 4, 2))
+        assert y[0].isfinite().all()
+        assert y[1, :20].isfinite().all()
+        assert y[1, 20:].isnan().all()
+        assert state[1].isnan().all()
 
 
 @pytest.mark.filterwarnings("ignore")

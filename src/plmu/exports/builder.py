@@ -60,6 +60,11 @@ class Builder:
         """W [parts] + bias + add, with a weight that int8 may round."""
         return self.add(ops.MatVec, weight.shape[0], Weight(cast(weight)), parts, cast(bias), add)
 
+    def products(self, weight: Tensor, x: Value, vectors: int) -> Value:
+        """W times each of the vectors x (vectors, inputs): (vectors, outputs)."""
+        weights = Weight(cast(weight))
+        return self.add(ops.MatVec, weight.shape[0] * vectors, weights, (x,), None, None, vectors)
+
     def add_like(self, like: Value, kind: type[Operation], size: int, *arguments: Any) -> Value:
         """`add` of a value that is as wide as another."""
         out = Value(size, wide=like.wide)

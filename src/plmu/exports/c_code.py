@@ -111,12 +111,22 @@ def number(value: float) -> str:
 
 
 def _mat_vec(c: Code, op: ops.MatVec) -> None:
+    fixed = c.int8 and c.fixed and not op.weight.is_system
+    for i in range(op.vectors):
+        sizes = [part.size // op.vectors for part in op.parts]
+        parts = [(_after(c.at(part), i * size), size) for part, size in zip(op.parts, sizes, strict=True)]
+        (_fixed if fixed else _matrix_product)(c, op, _after(c.at(op.out), i * len(op.weight.array)), parts)
+
+
+def _after(pointer: str, count: int) -> str:
+    """The C expression of a pointer `count` numbers after another."""
+    return f"{pointer} + {count}" if count else pointer
+
+
+def _matrix_product(c: Code, op: ops.MatVec, out: str, parts: list[tuple[str, int]]) -> None:
     """out = W x + bias + add: out is set to one term, each part of x adds its product, int8 scales the sum."""
-    out, array, rows = c.at(op.out), op.weight.array, op.out.size
+    array, rows = op.weight.array, len(op.weight.array)
     int8 = c.int8 and not op.weight.is_system
-    if int8 and c.fixed:
-        _fixed(c, op)
-        return
     scale = factors = None
     if int8:
         array, scale, columns = rounded(array)
@@ -129,39 +139,38 @@ def _mat_vec(c: Code, op: ops.MatVec) -> None:
         c.call("clear", out, rows)
     few = rows < FEW_ROWS
     weight, start = c.constant(array if few else array.mT.contiguous()), 0
-    for part in op.parts:
-        offset = start if few else start * rows
-        where = f"{weight} + {offset}" if offset else weight
+    for part, size in parts:
+        where = _after(weight, start if few else start * rows)
         name = ("rows" if few else "columns") + ("8" if int8 else "")
-        scaled = [] if factors is None else [f"{factors} + {start}" if start else factors]
-        c.call(name, out, where, c.at(part), *scaled, rows, part.size, *([array.shape[1]] if few else []))
-        start += part.size
+        scaled = [] if factors is None else [_after(factors, start)]
+        c.call(name, out, where, part, *scaled, rows, size, *([array.shape[1]] if few else []))
+        start += size
     if int8:
         c.call("scale", out, out, c.constant(scale), c.constant(op.bias), rows)
     if op.add is not None and (int8 or op.bias is not None):
         c.call("add", out, out, c.at(op.add), rows)
 
 
-def _fixed(c: Code, op: ops.MatVec) -> None:
+def _fixed(c: Code, op: ops.MatVec, out: str, parts: list[tuple[str, int]]) -> None:
     """A product of int8 weights and int16 inputs, summed in int32."""
     numbers, scale, columns = rounded(op.weight.array)
     count = columns.numel()
     c.fixed_inputs = max(c.fixed_inputs, count)
     factors, inputs, unit, start = c.constant(columns), [], "0.0f", 0
-    for part in op.parts:
-        inputs.append((start, c.at(part), f"{factors} + {start}" if start else factors, part.size))
-        start += part.size
+    for part, size in parts:
+        inputs.append((start, part, _after(factors, start), size))
+        start += size
     for name in ("largest", "whole", "fixed8"):
         c.use(name)
     for _, x, factor, size in inputs:
         unit = f"largest({unit}, {x}, {factor}, {size})"
     c.statements.append(f"unit = {unit} / {number(fixed_limit(count))};")
     for start, x, factor, size in inputs:
-        c.call("whole", f"state->whole + {start}" if start else "state->whole", x, factor, "unit", size)
+        c.call("whole", _after("state->whole", start), x, factor, "unit", size)
     weights = c.constant(numbers), "state->whole", "unit", c.constant(scale), c.constant(op.bias)
-    c.call("fixed8", c.at(op.out), *weights, op.out.size, count)
+    c.call("fixed8", out, *weights, len(numbers), count)
     if op.add is not None:
-        c.call("add", c.at(op.out), c.at(op.out), c.at(op.add), op.out.size)
+        c.call("add", out, out, c.at(op.add), len(numbers))
 
 
 def _remember(c: Code, op: ops.Remember) -> None:
@@ -185,7 +194,7 @@ def _elapse(c: Code, op: ops.Elapse) -> None:
 def _concat(c: Code, op: ops.Concat) -> None:
     start = 0
     for part in op.parts:
-        c.call(wide("set", part), f"{c.at(op.out)} + {start}" if start else c.at(op.out), c.at(part), part.size)
+        c.call(wide("set", part), _after(c.at(op.out), start), c.at(part), part.size)
         start += part.size
 
 
@@ -318,8 +327,7 @@ def _product(c: Code, op: ops.Product) -> None:
     weight, start, out = c.constant(op.array), 0, c.at(op.out)
     c.call(wide("clear", op.out), out, rows)
     for part in op.parts:
-        where = f"{weight} + {start}" if start else weight
-        c.call(wide("product", part), out, where, c.at(part), rows, part.size, stride)
+        c.call(wide("product", part), out, _after(weight, start), c.at(part), rows, part.size, stride)
         start += part.size
 
 

@@ -49,8 +49,16 @@ class Evaluator:
         ]
         values.update(zip(program.states, states, strict=True))
         for operation in program.operations:
-            _RULES[type(operation)](self, operation, values)
+            self.run(operation, values)
         return values
+
+    def run(self, operation: Operation, values: dict[Value, Tensor]) -> None:
+        """Add the outputs of an operation to the values, which hold its inputs."""
+        _RULES[type(operation)](self, operation, values)
+
+    def integers(self, x: Tensor) -> Tensor:
+        """The inputs (batch, inputs) of a fixed-point sum as integers."""
+        return torch.round(x)
 
     def precision(self, value: Value) -> torch.dtype:
         return value.dtype if value.wide else self.dtype
@@ -81,11 +89,13 @@ class Evaluator:
 
 def _mat_vec(e: Evaluator, op: ops.MatVec, v: dict[Value, Tensor]) -> None:
     x, bias = torch.cat([v[part] for part in op.parts], 1), e.maybe(op.bias)
+    x = x.unflatten(1, (op.vectors, -1)).flatten(0, 1)
     if e.fixed and not op.weight.is_system:
         out = _fixed(e, op.weight.array, x)
         out = out if bias is None else out + bias
     else:
         out = F.linear(x, e.array(op.weight.array, rounding=not op.weight.is_system), bias)
+    out = out.unflatten(0, (-1, op.vectors)).flatten(1)
     v[op.out] = out if op.add is None else out + v[op.add]
 
 
@@ -95,7 +105,7 @@ def _fixed(e: Evaluator, weight: Tensor, x: Tensor) -> Tensor:
     x = x * columns
     limit = float(fixed_limit(x.shape[1]))
     largest = x.abs().amax(1, keepdim=True)
-    whole = torch.where(largest > 0, torch.round(x * (limit / largest)), 0.0)
+    whole = torch.where(largest > 0, e.integers(x * (limit / largest)), 0.0)
     sums = F.linear(whole.double(), numbers)  # exact
     return sums.to(e.dtype) * (largest / limit * rows)
 

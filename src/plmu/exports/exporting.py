@@ -29,7 +29,7 @@ from plmu.folded.base import foldable
 from plmu.modelfiles.atomic import replacing
 
 FORMATS = ("onnx", "torch", "c")
-_NO_WHOLE = "the original LMU and TimedDelayLayer run one step after another"
+_NO_WHOLE = "the original LMU runs one step after another"
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def export(
     at the season's phase that `states` in the metadata names; to start at another step of the clock, set that state to
     [step, -1], as `model.state_at(step)` does, in C by `model_start(state, step)`.
 
-    >>> plmu.export(model, "deploy")                # deploy/model_step.onnx, model.json
-    >>> plmu.export(model, "deploy", to="c")        # deploy/model.c, model.h, model_check.c, Makefile, model.json
-    >>> plmu.export(model, "deploy", to="torch")    # deploy/model_step.pt2, model.pt2, model.json
+    >>> plmu.export(model, "deploy")                # deploy/model_step.onnx, model.onnx.json
+    >>> plmu.export(model, "deploy", to="c")        # deploy/model.c, model.h, model_check.c, Makefile, model.c.json
+    >>> plmu.export(model, "deploy", to="torch")    # deploy/model_step.pt2, model.pt2, model.torch.json
 
     ONNX: inputs x (batch, features), or token numbers (batch,), and state_0_in, state_1_in, …; outputs y and
     state_0_out, state_1_out, … in the same order and with the same shapes. torch: a program (x, state_0, …) → (y,
@@ -139,7 +139,7 @@ def export(
         output = _torch(inner, program, name, described, whole, measure)
     else:
         output = _c(program, name, described, int8, fixed_point, measure)
-    output.contents[f"{name}.json"] = (json.dumps(described, indent=1) + "\n").encode()
+    output.contents[f"{name}.{to}.json"] = (json.dumps(described, indent=1) + "\n").encode()
     output.notes += _season_notes(program, name, to)
     if int8 and not program.roundable:
         output.notes.append("int8: nothing was rounded, since all weights of this model are of memories")
@@ -269,7 +269,7 @@ def _torch(model: Any, program: Program, name: str, metadata: dict[str, Any], wh
 
     step = torch_program(model, program, metadata, whole=False)
     output = _Output({f"{name}_step.pt2": step})
-    if runs_whole(model, program):
+    if runs_whole(model):
         output.contents[f"{name}.pt2"] = torch_program(model, program, metadata, whole=True)
     elif whole:
         raise ValueError(f"whole cannot be had for torch: {_NO_WHOLE}")

@@ -57,10 +57,7 @@ def lower_covariates(b: Builder, part: CovariateForecast, x: Value, state: Any) 
     factor = torch.ones(channels) if part.relative else 1 / units
     past, ahead = (b.add(ops.Changes, value.size, value, effect, factor) for value in (effects, ahead))
     if part.relative:
-        total = torch.eye(channels).repeat(1, lookback) / lookback
-        mean = b.add(ops.MatVec, channels, Weight(-total, True), (changes,))
-        around = b.add(ops.Add, rows.size, changes, b.add(ops.Concat, rows.size, (mean,) * lookback))
-        size = b.add(ops.MatVec, channels, Weight(total, True), (_absolute(b, around),))
+        size = _mean(b, _absolute(b, _minus(b, changes, _mean(b, changes, channels))), channels)
         past = b.add(ops.Multiply, past.size, past, b.add(ops.Concat, past.size, (size,) * lookback))
         ahead = b.add(ops.Multiply, ahead.size, ahead, b.add(ops.Concat, ahead.size, (size,) * horizon))
     unexplained = b.add(ops.Add, rows.size, changes, _negative(b, past))
@@ -107,7 +104,8 @@ def _readout(b: Builder, part: WindowForecast, changes: Value, clock: _Clock, un
     """The forecast (horizon · channels) from the rows of a window (lookback · channels), both relative to the last row
     and in these units."""
     channels, lookback, horizon = part.channels, part.lookback, part.horizon
-    if horizon * lookback * channels**2 > LARGEST:
+    readouts = _read(part)
+    if readouts.numel() > LARGEST:
         raise NotExportable(
             f"a forecast of {horizon} steps of {channels} channels from {lookback} is too large to export"
         )
@@ -118,10 +116,17 @@ def _readout(b: Builder, part: WindowForecast, changes: Value, clock: _Clock, un
         present = b.add(ops.Multiply, past.size, past, b.add(ops.Concat, past.size, (amplitude,) * lookback))
         changes = b.add(ops.Add, past.size, changes, _negative(b, present))
         added = b.add(ops.Multiply, ahead.size, ahead, b.add(ops.Concat, ahead.size, (amplitude,) * horizon))
-    matrix = torch.zeros(horizon, channels, lookback, channels, dtype=torch.float64)
-    for channel, read in enumerate(_read(part)):
-        matrix[:, channel, :, channel] = read
-    return b.product(matrix.reshape(horizon * channels, lookback * channels), changes, add=added)
+    if channels == 1:
+        return b.product(readouts[0], changes, add=added)
+    # Products of each channel alone, so that NaN stays in it.
+    rows = b.add(ops.Transpose, changes.size, changes, lookback)
+    if len(part.weight) == 1:
+        forecasts = b.products(readouts[0], rows, channels)
+    else:
+        apart = b.split(rows, *[lookback] * channels)
+        forecasts = b.add(ops.Concat, horizon * channels, tuple(map(b.product, readouts, apart)))
+    out = b.add(ops.Transpose, forecasts.size, forecasts, channels)
+    return out if added is None else b.add(ops.Add, out.size, out, added)
 
 
 def _seasonal(
@@ -134,12 +139,14 @@ def _seasonal(
     pattern = _around(b, shape, phase, lookback - 1, horizon)
     past, ahead = b.split(pattern, lookback * channels, horizon * channels)
     last = past if lookback == 1 else b.split(past, past.size - channels, channels)[1]
-    total = torch.eye(channels).repeat(1, lookback)
-    mean = b.add(ops.MatVec, channels, Weight(total / lookback, True), (past,))
-    fits = b.add(ops.Multiply, changes.size, changes, _minus(b, past, mean))
-    agreement = b.add(ops.MatVec, channels, Weight(total, True), (fits,), cast(prior))
     power = season_in(shape, torch.arange(part.season), part.taps, horizon).power[..., 0]
-    raw = b.add(ops.Multiply, channels, agreement, _around(b, 1 / (power + prior), phase, 0, 0))
+    windows = torch.arange(part.season)[:, None] + torch.arange(1 - lookback, 1)
+    means = shape[windows % part.season].mean(1)
+    factor, mean = b.split(_around(b, torch.cat([1 / (power + prior), means], 1), phase, 0, 0), channels, channels)
+    fits = b.add(ops.Multiply, changes.size, changes, _minus(b, past, mean))
+    total = b.add(ops.Taps, channels, fits, torch.ones(lookback, channels))
+    agreement = b.add(ops.Scale, channels, total, torch.ones(channels), cast(prior))
+    raw = b.add(ops.Multiply, channels, agreement, factor)
     # Between 0 and the largest amplitude: relu(raw) − relu(raw − largest).
     ones = torch.ones(channels)
     beyond = _positive(b, b.add(ops.Scale, channels, raw, ones, -AMPLITUDE * ones))
@@ -205,6 +212,12 @@ def _at_least(b: Builder, number: Value, bounds: Tensor) -> Value:
     ones = Weight(torch.ones(len(bounds), 1), True)
     above, below = (_positive(b, b.add(ops.MatVec, len(bounds), ones, (number,), -bounds + step)) for step in (1, 0))
     return b.add(ops.Add, len(bounds), above, _negative(b, below))
+
+
+def _mean(b: Builder, rows: Value, channels: int) -> Value:
+    """The mean (channels,) of rows (steps, channels)."""
+    steps = rows.size // channels
+    return b.add(ops.Taps, channels, rows, torch.full((steps, channels), 1 / steps))
 
 
 def _minus(b: Builder, rows: Value, row: Value) -> Value:

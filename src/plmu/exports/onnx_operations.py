@@ -30,7 +30,7 @@ def emit_step(graph: Graph, x: str, states: list[str]) -> tuple[str, list[str]]:
 
 
 def _mat_vec(g: Graph, op: ops.MatVec) -> None:
-    parts = [g.get(part) for part in op.parts]
+    parts = [g.get(part, None if op.vectors == 1 else (op.vectors, part.size // op.vectors)) for part in op.parts]
     x = parts[0] if len(parts) == 1 else g.node("Concat", *parts, axis=1)
     array, add = op.weight.array, None if op.add is None else g.get(op.add)
     if g.int8 and not op.weight.is_system:
@@ -40,7 +40,9 @@ def _mat_vec(g: Graph, op: ops.MatVec) -> None:
         weight = g.node("Mul", g.node("Mul", weight, g.constant(rows)), g.constant(columns[:, None]))
     else:
         weight = g.constant(array.mT)
-    if op.bias is not None:
+    if op.vectors > 1:
+        g.put(op.out, g.node("MatMul", x, weight), (op.vectors, array.shape[0]))
+    elif op.bias is not None:
         out = g.node("Gemm", x, weight, g.constant(op.bias))
         g.put(op.out, out if add is None else g.node("Add", out, add))
     else:
@@ -105,7 +107,9 @@ def _apply(g: Graph, op: ops.Apply) -> None:
 
 
 def _scale(g: Graph, op: ops.Scale) -> None:
-    out = g.node("Mul", g.get(op.x), g.constant(op.scale.to(op.x.dtype)))
+    out = g.get(op.x)
+    if bool((op.scale != 1).any()):
+        out = g.node("Mul", out, g.constant(op.scale.to(op.x.dtype)))
     g.put(op.out, out if op.offset is None else g.node("Add", out, g.constant(op.offset.to(op.x.dtype))))
 
 
@@ -171,7 +175,9 @@ def _lookup(g: Graph, op: ops.Lookup) -> None:
 
 
 def _taps(g: Graph, op: ops.Taps) -> None:
-    products = g.node("Mul", g.get(op.x, tuple(op.weight.shape)), g.constant(op.weight))
+    products = g.get(op.x, tuple(op.weight.shape))
+    if bool((op.weight != 1).any()):
+        products = g.node("Mul", products, g.constant(op.weight))
     g.put(op.out, g.node("ReduceSum", products, g.integers(1), keepdims=0))
 
 

@@ -60,12 +60,14 @@ class Operation:
 
 @dataclass(frozen=True, eq=False)
 class MatVec(Operation):
-    """W x + bias + add, with x the concatenation of the parts."""
+    """W x + bias + add, with x the concatenation of the parts. With `vectors` x is several vectors in a row, and out W
+    times each of them."""
 
     weight: Weight
     parts: tuple[Value, ...]
     bias: Tensor | None = None
     add: Value | None = None
+    vectors: int = 1  # above 1: of one part, without bias and add
 
     def inputs(self) -> tuple[Value, ...]:
         return self.parts if self.add is None else (*self.parts, self.add)
@@ -74,7 +76,7 @@ class MatVec(Operation):
         return [self.weight.array] if self.bias is None else [self.weight.array, self.bias]
 
     def multiply_adds(self) -> int:
-        return self.weight.array.numel()
+        return self.weight.array.numel() * self.vectors
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,8 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, Any], who
     shapes += [tuple({0: batch} for _ in states)] if states else []
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of torch, about its own code
-        module: nn.Module = _Steps(program, states) if _times(program) else _Flat(model, start, whole)
+        by_program = _times(program) and not whole
+        module: nn.Module = _Steps(program, states) if by_program else _Flat(model, start, whole)
         exported = torch.export.export(module, (x, *states), dynamic_shapes=tuple(shapes), strict=False)
         if not whole and any(node.target is _EXPONENTIAL for node in exported.graph.nodes):
             module = _Steps(program, states)
@@ -51,10 +52,9 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, Any], who
     return data.getvalue()
 
 
-def runs_whole(model: nn.Module, program: Program) -> bool:
-    """Whether a program for sequences of any length can be made: not if a layer runs one step after another, or divides
-    a sequence by its length."""
-    return all(getattr(module, "parallel", True) for module in model.modules()) and not _times(program)
+def runs_whole(model: nn.Module) -> bool:
+    """Whether a program for sequences of any length can be made: not if a layer runs one step after another."""
+    return all(getattr(module, "parallel", True) for module in model.modules())
 
 
 def _times(program: Program) -> bool:

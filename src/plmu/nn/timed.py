@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plmu.core.modes import among_fakes, values_unknown
+from plmu.core.modes import among_fakes, is_open, values_unknown
 from plmu.core.systems import DelayNetwork
 from plmu.folded import Folded, TimedDelay, wide_dtype
 from plmu.folded.base import copied
@@ -18,6 +19,7 @@ from plmu.ops.matrices import infinity_as_nan
 from plmu.ops.nonfinite import isolated_values
 
 _BLOCK = 16  # steps of a block; blocks run in parallel, their steps one after another
+_MOST_BLOCKS = 1 << 27  # where torch.export leaves their number open
 _AT_ONCE = 4096  # matrix exponentials computed together, which bounds memory
 
 
@@ -92,9 +94,9 @@ class TimedDelayLayer(Steppable):
         assert start is not None  # as `before` is not
         if resets is not None:
             keep, change = (part.masked_fill(resets[:, :, None, None], 0.0) for part in (keep, change))
-        inputs = take[..., None] * u  # (batch, time, order, channels)
-        first = inputs[:, :1] + _moved(keep[:, :1], change[:, :1], start[:, None])
-        m = _scan(keep, change, torch.cat([first, inputs[:, 1:]], dim=1))
+        first = _moved(keep[:, :1], change[:, :1], start[:, None])  # of the state; u: (batch, time, order, channels)
+        inputs = take[..., None] * u + torch.nn.functional.pad(first, (0, 0, 0, 0, 0, x.shape[1] - 1))
+        m = _scan(keep, change, inputs)
         last = m[:, -1].clone()
         if spoilt is not None:
             m, last = spoilt.mark_states(m), spoilt.mark_final(last)
@@ -153,16 +155,22 @@ class TimedDelayLayer(Steppable):
                     f" {float(lags[place]):.6g} at {place}"
                 )
             lags, places = torch.unique(lags, return_inverse=True)
+            right = None
         else:
             lags, places = lags.flatten(), torch.arange(lags.numel(), device=lags.device).reshape(lags.shape)
+            right = (lags >= 0) & torch.isfinite(lags)
+            lags = torch.where(right, lags, 0.0)
         matrix = among_fakes(self._matrix)
         matrix = matrix.to(lags.device) if lags.device.type != "mps" else matrix
-        parts = lags.to(matrix.device, torch.float64)[:, None, None].split(_AT_ONCE)
+        wide = lags.to(matrix.device, torch.float64)[:, None, None]
+        parts = (wide,) if is_open(lags.numel()) else wide.split(_AT_ONCE)
         # A last row and column with a −1 of their own keep the norm at 1 or above, as in `DelayNetwork.discretize`.
         matrix = torch.nn.functional.pad(matrix, (0, 1, 0, 1))
         corner = torch.zeros_like(matrix)
         corner[-1, -1] = -1
         powers = torch.cat([torch.linalg.matrix_exp(part * matrix + corner) for part in parts])
+        if right is not None:  # where a wrong interval is no error, all after it is NaN
+            powers = torch.where(right.to(powers.device)[:, None, None], powers, math.nan)
         powers, take = powers[:, : self.order, : self.order], powers[:, : self.order, self.order]
         changes = powers - torch.eye(self.order, dtype=powers.dtype, device=powers.device)
         near = torch.linalg.matrix_norm(changes) < torch.linalg.matrix_norm(powers)
@@ -187,12 +195,14 @@ def _scan(keep: Tensor, changes: Tensor, inputs: Tensor) -> Tensor:
     state before each block.
     """
     batch, time, order, channels = inputs.shape
-    blocks = -(-time // _BLOCK)
-    if blocks == 1:
+    any_length = is_open(time)
+    if not any_length and time <= _BLOCK:
         states = [inputs[:, 0]]
         for t in range(1, time):
             states.append(inputs[:, t] + _moved(keep[:, t], changes[:, t], states[-1]))
         return torch.stack(states, dim=1)
+    # Two blocks at least where torch would specialise on a single one.
+    blocks = (time + 2 * _BLOCK - 1) // _BLOCK if any_length else -(-time // _BLOCK)
     padding = blocks * _BLOCK - time
     inputs = torch.nn.functional.pad(inputs, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, order, channels)
     changes = torch.nn.functional.pad(changes, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, order, order)
@@ -203,7 +213,28 @@ def _scan(keep: Tensor, changes: Tensor, inputs: Tensor) -> Tensor:
         local.append(inputs[:, :, t] + _moved(keep_t, change_t, local[-1]))
         changed.append(_moved(keep_t, change_t, changed[-1]) + change_t * factors[-1])
         factors.append(keep_t * factors[-1])
-    ends = _scan(factors[-1], changed[-1], local[-1])  # the state at the end of each block
-    before = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1]], dim=1)[:, :, None]
+    carry = _doubled if any_length else _scan
+    ends = carry(factors[-1], changed[-1], local[-1])  # the state at the end of each block
+    before = _first(torch.cat([torch.zeros_like(local[0][:, :1]), ends], dim=1), blocks)[:, :, None]
     whole = torch.stack(local, dim=2) + _moved(torch.stack(factors, dim=2), torch.stack(changed, dim=2), before)
-    return whole.reshape(batch, blocks * _BLOCK, order, channels)[:, :time]
+    return _first(whole.reshape(batch, blocks * _BLOCK, order, channels), time)
+
+
+def _doubled(keep: Tensor, changes: Tensor, inputs: Tensor) -> Tensor:
+    """`_scan` for any number of steps. The number of steps that are joined is doubled until it is all there may be."""
+    steps, shift = torch.arange(inputs.shape[1], device=inputs.device), 1
+    while shift < _MOST_BLOCKS:
+        present, earlier = (steps >= shift)[:, None, None], (steps - shift).clamp(min=0)
+        kept, changed, added = (part.index_select(1, earlier) for part in (keep, changes, inputs))
+        inputs = torch.where(present, inputs + _moved(keep, changes, added), inputs)
+        changed = _moved(keep, changes, changed) + changes * kept
+        keep, changes = torch.where(present, keep * kept, keep), torch.where(present, changed, changes)
+        shift *= 2
+    return inputs
+
+
+def _first(values: Tensor, count: int) -> Tensor:
+    """The first `count` steps (axis 1); torch.export would compare the strides of a slice with its sizes."""
+    if is_open(count):
+        return values.index_select(1, torch.arange(count, device=values.device))
+    return values[:, :count]
