@@ -182,15 +182,17 @@ def bank(lookback: int, device: torch.device = _CPU) -> Tensor:
     return torch.cat([weights, recent], dim=1)
 
 
-def features(member: Member, readout: Readout, values: Tensor, ahead: Tensor) -> Features:
-    """The input of a member's readout.
+class Changes(NamedTuple):
+    """Values relative to the last one."""
 
-    Args:
-        member: what it depends on.
-        readout: its arrays.
-        values: its last `lookback` values, seasonally adjusted or not, (..., lookback).
-        ahead: the indices of the next steps for the member's season, (..., horizon); not read if it has none.
-    """
+    changes: Tensor  # (..., lookback − 1), in levels; of logarithms if `log`
+    pace: Tensor  # (..., 1): their mean absolute change from step to step
+    last: Tensor  # (..., 1), as in `Features`
+    level: Tensor
+
+
+def changes_of(member: Member, values: Tensor) -> Changes:
+    """The changes of a member's last `lookback` values (..., lookback)."""
     level = values.abs().mean(-1, keepdim=True)
     divisor = level.clamp(min=LEAST_LEVEL)
     if member.log:
@@ -200,23 +202,46 @@ def features(member: Member, readout: Readout, values: Tensor, ahead: Tensor) ->
         last, changes = values[..., -1:] / divisor, (values[..., :-1] - values[..., -1:]) / divisor
     after = torch.cat([changes[..., 1:], torch.zeros_like(changes[..., :1])], dim=-1)
     pace = (after - changes).abs().mean(-1, keepdim=True) + STILL
+    return Changes(changes, pace, last, level)
+
+
+def random_inputs(member: Member, smoothing: Tensor | None, window: Changes, ahead: Tensor) -> Tensor:
+    """The inputs of a member's random projection, (..., inputs). `smoothing` is its `bank`; `ahead` is that of
+    `features`."""
+    shown = window.changes if smoothing is None else window.changes @ smoothing
+    paced = (shown / window.pace).clamp(-CLIP, CLIP)
+    inputs = [paced / 3, window.pace.log() / 2, 3 * shown.clamp(-CLIP_LEVEL, CLIP_LEVEL)]
+    return torch.cat([*inputs, ahead - 1] if member.season > 1 else inputs, dim=-1)
+
+
+def features(member: Member, readout: Readout, values: Tensor, ahead: Tensor) -> Features:
+    """The input of a member's readout.
+
+    Args:
+        member: what it depends on.
+        readout: its arrays.
+        values: its last `lookback` values, seasonally adjusted or not, (..., lookback).
+        ahead: the indices of the next steps for the member's season, (..., horizon); not read if it has none.
+    """
+    window = changes_of(member, values)
+    changes, pace = window.changes, window.pace
     paced = (changes / pace).clamp(-CLIP, CLIP)
-    shown, shown_paced = changes, paced  # to the random features
-    if readout.bank is not None:
-        shown = changes @ readout.bank
-        shown_paced = (shown / pace).clamp(-CLIP, CLIP)
-    inputs = [shown_paced / 3, pace.log() / 2, 3 * shown.clamp(-CLIP_LEVEL, CLIP_LEVEL)]
-    if member.season > 1:
-        inputs.append(ahead - 1)
-    hidden = torch.relu(torch.cat(inputs, dim=-1) @ readout.projection + readout.offset)
-    parts = [torch.ones_like(pace), changes, SLOPE * pace * paced, pace, pace * hidden]
-    return Features(torch.cat(parts, dim=-1), last, level)
+    parts = [torch.ones_like(pace), changes, SLOPE * pace * paced, pace]
+    if readout.projection.shape[1]:
+        inputs = random_inputs(member, readout.bank, window, ahead)
+        parts.append(pace * torch.relu(inputs @ readout.projection + readout.offset))
+    return Features(torch.cat(parts, dim=-1), window.last, window.level)
 
 
 def read_out(member: Member, readout: Readout, values: Tensor, ahead: Tensor) -> Tensor:
     """Forecasts (..., horizon) of a member; arguments as of `features`."""
     window = features(member, readout, values, ahead)
-    changes = (window.features @ readout.weight).clamp(-LARGEST_CHANGE, LARGEST_CHANGE)
+    return forecast_of(member, window, window.features @ readout.weight, values, ahead)
+
+
+def forecast_of(member: Member, window: Features, changes: Tensor, values: Tensor, ahead: Tensor) -> Tensor:
+    """Forecasts (..., horizon) from `changes`, the product of features and weight; other arguments as of `features`."""
+    changes = changes.clamp(-LARGEST_CHANGE, LARGEST_CHANGE)
     last = values[..., -1:]
     lowest = LOWEST * window.level
     out = torch.maximum(last, lowest) * changes.exp() if member.log else last + window.level * changes

@@ -104,6 +104,10 @@ class LookbackForecast(WindowedForecast):
     def first_number(self) -> int:
         return self.phase
 
+    @property
+    def timed(self) -> bool:
+        return self.season > 0
+
     def _forecast(self, windows: Tensor, ends: Ends) -> Tensor:
         return self.read(windows, ends.number)
 

@@ -14,7 +14,19 @@ from plmu import folded
 from plmu.core.modes import autocasts
 from plmu.folded import Folded
 from plmu.folded.base import wide_dtype
-from plmu.folded.pooled import Adjusted, Features, Member, Readout, adjusted, bank, features, pooled, real_part
+from plmu.folded.pooled import (
+    Adjusted,
+    Features,
+    Member,
+    Readout,
+    adjusted,
+    bank,
+    changes_of,
+    features,
+    pooled,
+    random_inputs,
+    real_part,
+)
 from plmu.nn.folding import exact
 from plmu.nn.savable import savable
 from plmu.nn.steppable import changed, factory, positive
@@ -98,6 +110,11 @@ class PooledForecast(WindowedForecast):
         return self.window
 
     @property
+    def lookback(self) -> int:
+        """The window, by the name that it has in other forecasts."""
+        return self.window
+
+    @property
     def counted(self) -> int:
         return self.window
 
@@ -107,7 +124,7 @@ class PooledForecast(WindowedForecast):
 
     def reset_parameters(self) -> None:
         """Weights of zero, random features as drawn, equal shares: the forecast is the last value times the season."""
-        for member in self._members():
+        for member in self.readouts:
             member.reset_parameters()
         nn.init.ones_(self.shares)
 
@@ -131,31 +148,33 @@ class PooledForecast(WindowedForecast):
         with _exactly(windows):
             exact_windows = windows.to(wide_dtype(windows.dtype))
             dtype = exact_windows.dtype
-            members = [(member.kind, member.readout(dtype)) for member in self._members()]
+            members = [(member.kind, member.readout(dtype)) for member in self.readouts]
             return pooled(exact_windows, steps, self.season, self.horizon, members, self.shares.to(dtype))
 
     def _forecast(self, windows: Tensor, ends: Ends) -> Tensor:
         return self.read(windows, ends.steps[..., None])
 
     def _elements(self) -> int:
-        widest = max(member.weight.shape[0] for member in self._members())
-        seasons = {self.season, *(member.kind.season for member in self._members())}
+        widest = max(member.weight.shape[0] for member in self.readouts)
+        seasons = {self.season, *(member.kind.season for member in self.readouts)}
         return (7 + len(seasons)) * self.window + 3 * widest + (len(self.members) + 3) * self.horizon
 
-    def _members(self) -> list[PooledMember]:
+    @property
+    def readouts(self) -> list[PooledMember]:
+        """The members, as a list."""
         return list(self.members)  # type: ignore[arg-type]
 
     def fold(self) -> Folded:
         if changed(self, "fold"):
             return super().fold()
-        readouts = [member.readout(torch.float64) for member in self._members()]
+        readouts = [member.readout(torch.float64) for member in self.readouts]
         projections, offsets, weights = zip(*(map(exact, readout[:3]) for readout in readouts), strict=True)
         return folded.PooledForecast(
             projection=torch.cat(projections),
             offset=torch.stack(offsets),
             weight=torch.cat(weights),
             shares=exact(self.shares),
-            members=tuple(member.kind for member in self._members()),
+            members=tuple(member.kind for member in self.readouts),
             channels=self.channels,
             window=self.window,
             season=self.season,
@@ -228,6 +247,16 @@ class PooledMember(nn.Module):
         with _exactly(values):
             values = values.to(wide_dtype(values.dtype))
             return features(self.kind, self.readout(values.dtype), values, ahead.to(values.dtype))
+
+    @torch.no_grad()
+    def standardize(self, values: Tensor, ahead: Tensor) -> None:
+        """Set `mean` and `scale` so that over these windows the inputs of the projection have mean 0, and a sum of
+        variances of 1; arguments as of `features`, (windows, ...)."""
+        kind, dtype = self.kind, wide_dtype(values.dtype)
+        smoothing = bank(kind.lookback, values.device).to(dtype) if kind.smooth else None
+        inputs = random_inputs(kind, smoothing, changes_of(kind, values.to(dtype)), ahead.to(dtype))
+        self.mean.copy_(inputs.mean(0))
+        self.scale.copy_(inputs.var(0, correction=0).sum().sqrt().clamp(min=1e-6))
 
     def readout(self, dtype: torch.dtype) -> Readout:
         """The arrays of the member in this precision, with `mean` and `scale` multiplied out, and its bank."""

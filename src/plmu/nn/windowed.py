@@ -59,6 +59,11 @@ class WindowedForecast(Steppable):
         return 0
 
     @property
+    def timed(self) -> bool:
+        """Whether forecasts depend on the number of a step: there is a seasonal pattern at fixed steps."""
+        return False
+
+    @property
     @abstractmethod
     def _like(self) -> Tensor:
         """A weight, for the precision and the device of the layer."""

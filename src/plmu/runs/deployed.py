@@ -14,7 +14,7 @@ from torch import nn
 
 from plmu.errors import RunError
 from plmu.modelfiles.files import load as load_model
-from plmu.nn import LookbackForecast, Steppable
+from plmu.nn import LookbackForecast, PooledForecast, Steppable
 from plmu.runs.folder import CONFIG_FILE, model_file, read_json
 from plmu.runs.forecasts import Forecasts
 from plmu.runs.outputs import Outputs
@@ -138,7 +138,9 @@ def load(path: Path) -> Deployed:
     numbers = outputs.horizon * len(outputs.columns or outputs.inputs)
     if outputs.horizon and (len(outputs.inputs) != frozen.features or count != numbers):
         raise RunError(f"{file} has {count} outputs, outputs.json is of another run")
-    forecasts = Forecasts.of(model, outputs, folder) if isinstance(model, LookbackForecast) else None
+    forecasts = None
+    if isinstance(model, LookbackForecast | PooledForecast):
+        forecasts = Forecasts.of(model, outputs, folder)
     return Deployed(frozen, kind, outputs, symbols, experiment, _memory(model), forecasts)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plmu.clock import Clock
 from plmu.errors import RunError
-from plmu.nn import LookbackForecast
+from plmu.nn import LookbackForecast, PooledForecast
 from plmu.runs.folder import INTERVALS_FILE, SERIES_FILE, parsed
 from plmu.runs.intervals import Intervals, bound_names
 from plmu.runs.outputs import Outputs
@@ -29,13 +29,13 @@ class Forecasts:
         intervals: of its forecasts, if they are known.
     """
 
-    model: LookbackForecast
+    model: LookbackForecast | PooledForecast
     outputs: Outputs
     clock: Clock
     intervals: Intervals | None
 
     @classmethod
-    def of(cls, model: LookbackForecast, outputs: Outputs, folder: Path) -> Forecasts:
+    def of(cls, model: LookbackForecast | PooledForecast, outputs: Outputs, folder: Path) -> Forecasts:
         """Those of a run's model, with the files beside it."""
         clock = outputs.clock
         if clock is None and (folder / SERIES_FILE).is_file():  # of a run of an earlier version
@@ -55,7 +55,7 @@ class Forecasts:
     @property
     def first_step(self) -> int:
         """The step at which a stream is taken to begin if no time is given: the one after the training data."""
-        return self.model.phase if self.outputs.next_step is None else self.outputs.next_step
+        return self.model.first_number if self.outputs.next_step is None else self.outputs.next_step
 
     def state_at(self, step: int) -> Any:
         """The state of a stream whose first sample is at this step."""
@@ -78,7 +78,7 @@ class Forecasts:
     def assumption(self, step: int) -> str | None:
         """What to say where no time was given, and the stream is taken to begin at this step; None for a model without
         a season, which does not depend on it."""
-        if not self.model.season:
+        if not self.model.timed:
             return None
         begin = "one step after its training data" if step == self.outputs.next_step else "where its season begins"
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -16,19 +16,27 @@ from torch import Tensor
 
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
+from plmu.nn.pooled import PooledForecast
+from plmu.timeseries import pooled
 from plmu.timeseries.effects import Effect, best_effect, effects_of
 from plmu.timeseries.ridge import ALPHAS, PULLS, ScaledSeries, best_ridge
 from plmu.timeseries.season import calendar_patterns, pattern
-from plmu.timeseries.series import Numbers
+from plmu.timeseries.series import Numbers, Piece
 from plmu.timeseries.split import SCORED, Settings, Split, first_rows
+from plmu.timeseries.windows import Windows
 
 _AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
 _FREE, _ROOM = 0.0, 100.0  # with several series the pull, and the factor by which an amplitude may exceed the largest
 FOLDS = 4  # fits to fewer rows, for intervals where there are few validation rows
 VALIDATED = 0.2  # share of validation rows in fits for intervals and backtests, and in the final refit
 GAIN = 0.5  # covariates are used if they lower the error by this share, divided by the horizons in the validation rows
+MEMORY = 24  # the shortest look-back with which a LookbackForecast is tried beside a PooledForecast
+BLOCK = 4096  # windows that it forecasts at a time
 _TRIED = 20_000  # windows over all channels, up to which options are compared
 _FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
+
+
+ForecastModel = LookbackForecast | PooledForecast
 
 
 class Summary(dict[str, Any]):
@@ -45,10 +53,10 @@ class Summary(dict[str, Any]):
 class Chosen:
     """The fitted models, in the units of the data, and what was chosen."""
 
-    model: LookbackForecast
-    unrefitted: LookbackForecast  # the model fitted without the validation rows
+    model: ForecastModel
+    unrefitted: ForecastModel  # the model fitted without the validation rows
     summary: Summary
-    without_covariates: LookbackForecast | None = None  # fitted without the validation rows, too
+    without_covariates: ForecastModel | None = None  # fitted without the validation rows, too
 
 
 class Options(NamedTuple):
@@ -56,9 +64,10 @@ class Options(NamedTuple):
 
     individual: bool | None = None
     alpha: float | None = None
-    refit: bool = False
+    refit: bool | None = None  # None for yes in a `PooledForecast`, and else no
     lags: int | None = None
     calendar: str | None = None  # what a row is, if that is known
+    pooled: bool = False  # whether a PooledForecast is used in any case
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,7 @@ class Choice:
         unit = torch.ones(data.channels) if data.relative else torch.tensor(self.unit)
         weight = (effect.weight.double() * unit[:, None, None] / size[:, None]).float()
 
-        def model(plain: LookbackForecast) -> LookbackForecast:
+        def model(plain: ForecastModel) -> LookbackForecast:
             options: dict[str, Any] = {"lags": effect.lags, "lag_order": effect.lag_order, "relative": data.relative}
             layer = CovariateForecast(**plain.config, covariates=len(size), **options, dtype=torch.float32)
             layer.load_state_dict({**plain.state_dict(), "effect_weight": weight})
@@ -226,13 +235,62 @@ def fit(split: Split, options: Options) -> tuple[Chosen, Numbers, Numbers]:
         middle, size = trained.mean(axis=0), standard_deviation(trained)
         scaled = [torch.tensor(((rows - middle) / size).T, dtype=torch.float32) for rows in covariates]
         return choice.with_covariates(data, scaled, torch.tensor(size)), mean, scale
+    if settings.window:
+        return _pooled(settings, options, pieces, validation_rows, lambda: choice.best_model(data)), mean, scale
     return choice.best_model(data), mean, scale
+
+
+def _pooled(
+    settings: Settings,
+    options: Options,
+    pieces: Sequence[Piece],
+    validation_rows: Sequence[int],
+    lookback_model: Callable[[], Chosen],
+) -> Chosen:
+    """A `PooledForecast`, or the other model where most series are long enough for it and its error on the validation
+    rows is smaller."""
+    channels, horizon = pieces[0].values.shape[1], settings.horizon
+    series = [piece.values[:, channel] for piece in pieces for channel in range(channels)]
+    lengths, rows = ([count for count in counts for _ in range(channels)] for counts in
+                     ([len(piece) for piece in pieces], validation_rows))  # fmt: skip
+    found = pooled.fit(series, lengths, rows, horizon, settings.season, channels)
+    refit = options.refit is not False
+    summary = Summary(
+        model="pooled",
+        error=found.error,
+        season=settings.season,
+        lookback=found.model.window,
+        members=[(*kind, alpha, count) for kind, alpha, count in found.members],
+    )
+    chosen = Chosen(found.model if refit else found.unrefitted, found.unrefitted, summary)
+    long = sum(len(piece) - count - horizon >= 2 * settings.lookback and count >= horizon
+               for piece, count in zip(pieces, validation_rows, strict=True))  # fmt: skip
+    if options.pooled or settings.lookback < MEMORY or 2 * long < len(pieces):
+        return chosen
+    other = lookback_model()
+    windows = Windows.of(pieces)
+    piece, channel = found.checked.series // channels, found.checked.series % channels
+    forecasts = []
+    origins = windows.offsets[piece] + found.checked.ends - 1
+    with torch.no_grad():
+        for some, lane in zip(origins.split(BLOCK), channel.split(BLOCK), strict=True):
+            examples = windows.take(some, settings.lookback, horizon)
+            phase = examples.steps % max(other.unrefitted.season, 1)
+            ahead = other.unrefitted.read(examples.windows, phase) + examples.level[..., None]
+            forecasts.append(ahead[torch.arange(len(some)), lane])
+    error = found.error_of(torch.cat(forecasts))
+    if not error < found.error:
+        summary["lookback_error"] = error
+        return chosen
+    return replace(
+        other, summary=Summary(other.summary, model="lookback", error=error, **{"error of pooled": found.error})
+    )
 
 
 class Fold(NamedTuple):
     """A fit to the first rows of series, for tests on later rows."""
 
-    model: LookbackForecast
+    model: ForecastModel
     split: Split  # the rows of the fit
     origins: Tensor  # of windows whose horizon follows these rows
 
@@ -244,8 +302,9 @@ def rolling(split: Split, options: Options, rows: list[int], folds: int) -> Iter
     for share, following in pairwise(np.linspace(0.5, 1.0, folds + 1)):
         ends, after = (first_rows(split.data, rows, part) for part in (share, following))
         spans = list(zip(ends, after, strict=True))
-        origins = split.windows.origins(spans, settings.lookback, split.horizon, SCORED // 10, settings.season)
+        origins = split.windows.origins(spans, settings.least, split.horizon, SCORED // 10, settings.season)
         past = max(first_rows(split.data, ends, 1 - VALIDATED))
-        if len(origins) and past - split.horizon > settings.lookback:
+        if len(origins) and past - split.horizon > settings.least:
             first = split.until(ends, VALIDATED)
-            yield Fold(fit(first, options._replace(refit=False))[0].model, first, origins)
+            refit = None if settings.window else False
+            yield Fold(fit(first, options._replace(refit=refit))[0].model, first, origins)

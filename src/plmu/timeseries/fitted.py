@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from plmu.clock import NO_ZONE
-from plmu.nn.forecast import LookbackForecast
 from plmu.timeseries import series
-from plmu.timeseries.choosing import FOLDS, Options, rolling
+from plmu.timeseries.choosing import FOLDS, ForecastModel, Options, rolling
 from plmu.timeseries.frames import (
     Form,
     SeriesTable,
@@ -58,14 +57,14 @@ class Input(NamedTuple):
 class Fitted:
     """What `Forecaster.fit` leaves, or what the files of a run hold."""
 
-    model: LookbackForecast
-    unrefitted: LookbackForecast  # fitted without the validation rows
+    model: ForecastModel
+    unrefitted: ForecastModel  # fitted without the validation rows
     settings: Settings
     covariates: Sequence[str | int]  # their columns, as they were given
     stored: Intervals | None = None  # of a run
     split: Split | None = None  # the series of the fit
     options: Options = field(default_factory=Options)
-    without_covariates: LookbackForecast | None = None
+    without_covariates: ForecastModel | None = None
     tables: list[SeriesTable] | None = None  # arrays and frames as they were given
     several: bool = False  # whether as a list
 
@@ -149,11 +148,11 @@ class Fitted:
                 pieces = [replace(piece, start=found_start(self.model, piece)) for piece in pieces]
             windows = Windows.of(pieces)
             rows = [(0, len(piece)) for piece in pieces]
-            origins = windows.origins(rows, split.settings.lookback, split.horizon)
+            origins = windows.origins(rows, split.settings.least, split.horizon)
         if not len(origins):
             if X is None:
                 raise ValueError("there are no test rows: give X, or hold some out as Forecaster(test=0.2)")
-            needed, longest = split.settings.lookback + split.horizon, max(map(len, pieces))
+            needed, longest = split.settings.least + split.horizon, max(map(len, pieces))
             raise ValueError(f"X must have at least {needed} rows for one window and its horizon, got {longest}")
         methods = {"model": model_method(self.model), **methods}
         scores = score(methods, split, origins, windows=windows)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from plmu.errors import DataError, RunError
 from plmu.nn.forecast import LookbackForecast
+from plmu.nn.pooled import PooledForecast
 from plmu.runs.experiment import Config, Experiment, Predictions
 from plmu.runs.folder import SERIES_FILE
 from plmu.timeseries import forecast_files, series
@@ -129,7 +130,7 @@ class Forecast(Experiment):
         folds = task.fitted.backtest(folds=config.backtest) if config.backtest else []
         lines = forecast_files.write_report(folder, split, scores, folds, config.horizon)
         forecast_files.plot_forecasts(folder / forecast_files.FORECASTS, split, network, intervals)
-        if not isinstance(network, LookbackForecast):
+        if not isinstance(network, LookbackForecast | PooledForecast):
             return lines
         lines += forecast_files.season_summary(task.fitted.validation_)
         if settings.covariates:
@@ -194,7 +195,8 @@ class ForecastTask(Task):
         intervals = Intervals.of(self.split, self.config.intervals)
         if not intervals.levels:
             return intervals
-        folds = self.fitted.fitted_.folds if isinstance(model, LookbackForecast) else None
+        own = isinstance(model, LookbackForecast | PooledForecast)
+        folds = self.fitted.fitted_.folds if own else None
         return intervals.fitted(unseen_errors(self.split, model_method(model), folds))
 
     def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:
@@ -223,6 +225,8 @@ def forecaster_of(config: ForecastConfig[Any], horizon: int, covariates: tuple[s
     model = config.model
     closed = model if isinstance(model, ClosedModel) else ClosedModel(lookback=model.lookback, season=model.season)
     options = {**vars(closed), "calendar": None if closed.calendar else "none"}
+    if type(model) is not ClosedModel:  # which are trained on windows of one length
+        options["pooled"] = False
     return Forecaster(horizon, **options, validation=config.data.valid, covariates=covariates, test=config.data.test)
 
 
@@ -257,7 +261,7 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
         if not len(origins):
             raise DataError(
                 f"{config.data.file}: the {kind} rows, {100 * share:g} % of {data.rows:,}, hold no window of"
-                f" {split.settings.lookback} steps and its horizon of {horizon}: give more rows, a smaller --horizon or"
+                f" {split.settings.least} steps and its horizon of {horizon}: give more rows, a smaller --horizon or"
                 f" a larger --data.{kind}{what_was_done(data)}"
             )
     return task
@@ -266,8 +270,10 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
 def refitted(task: ForecastTask) -> Forecaster:
     """The estimator with the same settings, fitted to all rows."""
     settings = task.split.settings
-    options = task.unfitted.get_params() | {name: getattr(settings, name) for name in ("lookback", "order", "theta")}
-    options |= {"season": settings.season, "validation": VALIDATED, "test": 0.0, "refit": True}
+    options = task.unfitted.get_params() | {"season": settings.season, "validation": VALIDATED, "test": 0.0}
+    if isinstance(task.fitted.model, PooledForecast):
+        return Forecaster(**options | {"pooled": True}).fit(task.split.data)
+    options |= {name: getattr(settings, name) for name in ("lookback", "order", "theta")} | {"refit": True}
     return Forecaster(**options).fit(task.split.data)
 
 
@@ -329,9 +335,9 @@ def predict(folder: Path, config: SeriesConfig, file: Path, future: Path | None 
         for title, column in titles.items():
             columns[title] = forecast_files.as_text(frame[column].to_numpy().reshape(len(last), -1), origins)
             numbers.append(title)
-    short = sum(len(piece) < settings.lookback for piece in last)
+    short = sum(len(piece) < settings.least for piece in last)
     if short:
-        data.notes.append(f"{short:,} series shorter than the look-back of {settings.lookback} steps: less certain")
+        data.notes.append(f"{short:,} series shorter than {settings.least} steps: less certain")
     return Predictions(dict(columns), data.notes, tuple(numbers))
 
 

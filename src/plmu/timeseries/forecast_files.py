@@ -15,12 +15,11 @@ from plmu.clock import Clock
 from plmu.errors import RunError
 from plmu.modelfiles.files import load as load_model
 from plmu.modelfiles.files import save
-from plmu.nn.forecast import LookbackForecast
 from plmu.runs.configuration import typed
 from plmu.runs.folder import INTERVALS_FILE, MODEL_FILE, SERIES_FILE, parsed, write_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
-from plmu.timeseries.predictions import at_phase
+from plmu.timeseries.predictions import ForecastModel, at_phase
 from plmu.timeseries.reporting import literal, pyplot, shortened, text_table, write_plot
 from plmu.timeseries.scores import Errors, Intervals, Scores, model_method
 from plmu.timeseries.series import Numbers
@@ -31,7 +30,7 @@ SHOWN = 4  # largest number of columns that are drawn, and of covariates that ar
 DRAWN = 4  # forecasts that are drawn of each column
 
 
-def write_model(folder: Path, split: Split, model: LookbackForecast, intervals: Intervals) -> None:
+def write_model(folder: Path, split: Split, model: ForecastModel, intervals: Intervals) -> None:
     """Save the model, whose streams begin at the step after the last row, and what its numbers mean."""
     settings = split.settings
     following = max(piece.start + len(piece) for piece in split.data.pieces)
@@ -45,7 +44,7 @@ def write_model(folder: Path, split: Split, model: LookbackForecast, intervals: 
         header=split.data.columns.names,
         clock=settings.clock,
         next_step=following,
-        season=model.season,
+        season=model.season if model.timed else 0,
     )
     write_outputs(folder, outputs)
     content = {
@@ -69,12 +68,12 @@ def read_settings(folder: Path) -> Settings:
     return parsed(folder / SERIES_FILE, settings)
 
 
-def read_run(folder: Path) -> tuple[LookbackForecast, Settings, Intervals]:
+def read_run(folder: Path) -> tuple[ForecastModel, Settings, Intervals]:
     """The model of a run, what it reads and forecasts, and the intervals of its test."""
     settings = read_settings(folder)
     stored = Intervals.read(folder, settings.lookback)
     model = load_model(folder / MODEL_FILE)
-    if not isinstance(model, LookbackForecast):
+    if not isinstance(model, ForecastModel):
         raise RunError(f"{folder / MODEL_FILE} is not a model of forecast")
     return model, settings, stored
 

@@ -35,6 +35,9 @@ class ClosedModel(Checked):
     """Steps of a covariate that its effect depends on. Default: 1, 4 or 48."""
     calendar: bool = True
     """Whether a seasonal profile of the week and the year is tried, where there are two years of days or weeks."""
+    pooled: bool | None = None
+    """Whether all series share readouts, relative to the level of each. Default: chosen, with several series or a short
+    one."""
 
 
 @dataclass

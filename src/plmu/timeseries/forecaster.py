@@ -12,10 +12,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from plmu.nn.forecast import LookbackForecast
 from plmu.runtime.stream import Stream
 from plmu.timeseries.base import Estimator
-from plmu.timeseries.choosing import Options, fit
+from plmu.timeseries.choosing import ForecastModel, Options, fit
 from plmu.timeseries.fitted import Fitted
 from plmu.timeseries.frames import (
     as_list,
@@ -27,6 +26,9 @@ from plmu.timeseries.series import SeriesData, read_series
 from plmu.timeseries.split import Settings, Split, Wanted
 
 _log = logging.getLogger("plmu")
+
+
+_OF_LOOKBACK = ("lookback", "order", "theta", "individual", "alpha")  # options of a LookbackForecast
 
 
 class Forecaster(Estimator):
@@ -60,19 +62,23 @@ class Forecaster(Estimator):
         individual: whether each channel may have a readout of its own; by default where that helps.
         alpha: regularisation of the ridge regression, for features of unit power; by default chosen.
         validation: the validation rows, which options are chosen by: their number, or below 1 their share.
-        refit: whether to fit once more on all rows, with the options that were chosen.
+        refit: whether to fit once more on all rows, with the options that were chosen; by default for many series.
         covariates: columns that are known ahead: names in a data frame or file, or numbers of columns in an array.
         lags: steps of a covariate that its effect depends on, the present one included; by default 1, 4 or 48.
         calendar: what a row is, "day", "weekday" or "week": where one series has two years of them, a seasonal profile
             of the week and the year is tried, too. "none" tries none. By default time stamps tell.
         test: the share of the rows at the end that are not fitted: `evaluate()` tests on them.
+        pooled: whether to forecast by readouts that all series share, relative to the level of each
+            (`plmu.nn.PooledForecast`), which takes none of `lookback`, `order`, `theta`, `individual`, `alpha` and
+            `covariates`. By default it is tried where there are several series or a short one, and used where its
+            error on the validation rows is smaller.
 
     Attributes:
         validation_: the options that were chosen, and the errors by which.
         notes_: for a file or a frame with times, what was done with gaps, duplicates and odd dates.
     """
 
-    model_: LookbackForecast
+    model_: ForecastModel
     _fitted: Fitted
     _renamed: ClassVar[Mapping[str, str]] = {"strength": "alpha"}
 
@@ -87,11 +93,12 @@ class Forecaster(Estimator):
         individual: bool | None = None,
         alpha: float | None = None,
         validation: float = 0.2,
-        refit: bool = False,
+        refit: bool | None = None,
         covariates: Sequence[str | int] = (),
         lags: int | None = None,
         calendar: str | None = None,
         test: float = 0.0,
+        pooled: bool | None = None,
     ) -> None:
         self.horizon = horizon
         self.lookback = lookback
@@ -106,9 +113,10 @@ class Forecaster(Estimator):
         self.lags = lags
         self.calendar = calendar
         self.test = test
+        self.pooled = pooled
 
     @property
-    def model(self) -> LookbackForecast:
+    def model(self) -> ForecastModel:
         """The fitted model: one sample in, the next `horizon` values out. With covariates it is a
         `plmu.nn.CovariateForecast`, whose samples also hold the covariates of the next steps."""
         self._check_fitted()
@@ -372,10 +380,23 @@ class Forecaster(Estimator):
 
     def _wanted(self) -> Wanted:
         season, lags = self.season, self.lags
-        return Wanted(self.horizon, self.lookback, self.order, self.theta, season, lags, self.validation, self.test)
+        given = [name for name in _OF_LOOKBACK if getattr(self, name) is not None]
+        if self.pooled and given:
+            raise ValueError(f"pooled=True takes no {given[0]}: leave out one of the two")
+        return Wanted(
+            self.horizon,
+            self.lookback,
+            self.order,
+            self.theta,
+            season,
+            lags,
+            self.validation,
+            self.test,
+            False if given else self.pooled,
+        )
 
     def _options(self) -> Options:
-        return Options(self.individual, self.alpha, self.refit, self.lags, self.calendar)
+        return Options(self.individual, self.alpha, self.refit, self.lags, self.calendar, bool(self.pooled))
 
     def _check_arguments(self) -> None:
         for name, least in (("horizon", 1), ("lookback", 1), ("order", 1), ("season", 0), ("lags", 1)):

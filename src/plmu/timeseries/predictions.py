@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
+from plmu.nn.pooled import PooledForecast
 from plmu.runs.intervals import bound_names
 from plmu.runtime.stream import Stream
 from plmu.timeseries.effects import padded
@@ -51,7 +52,10 @@ class Ahead(NamedTuple):
         return intervals.bounds(self.mean, self.spread)
 
 
-def forecast(model: LookbackForecast, unit: Intervals, pieces: Sequence[Piece], placed: bool) -> Ahead:
+ForecastModel = LookbackForecast | PooledForecast
+
+
+def forecast(model: ForecastModel, unit: Intervals, pieces: Sequence[Piece], placed: bool) -> Ahead:
     """The `horizon` steps after the last row of each series.
 
     Args:
@@ -68,14 +72,17 @@ def forecast(model: LookbackForecast, unit: Intervals, pieces: Sequence[Piece], 
             windows = torch.stack([_last_window(piece, model.lookback) for piece in block], dim=1).movedim(0, 1)
             steps = torch.tensor([piece.start + len(piece) - 1 for piece in block])
             rest, effect = windows, None
+            rows = torch.tensor([min(len(piece), model.lookback) for piece in block])
+            spreads.append(unit.spread(windows, rows).expand(len(block), model.channels, 1))
+            if isinstance(model, PooledForecast):
+                forecasts.append(model.read(windows, rows[:, None]))
+                continue
             if isinstance(model, CovariateForecast):
                 effect = model.effect(torch.stack([_recent_covariates(model, piece) for piece in block]))
                 rest = model.rest(rest, effect[..., : model.lookback])
-            rows = torch.tensor([min(len(piece), model.lookback) for piece in block])
             if model.season and not placed:
                 pairs = zip(rest, rows.tolist(), strict=True)
                 steps = torch.tensor([_last_phase(model, window[:, -count:]) for window, count in pairs])
-            spreads.append(unit.spread(windows, rows).expand(len(block), model.channels, 1))
             phase = steps % max(model.season, 1)
             if isinstance(model, CovariateForecast) and effect is not None:
                 forecasts.append(model.forecast(windows, phase, effect))
@@ -122,9 +129,9 @@ def time_column(settings: Settings) -> str:
     return "row" if settings.clock.kind == "rows" or settings.time is None else settings.time
 
 
-def found_start(model: LookbackForecast, piece: Piece) -> int:
+def found_start(model: ForecastModel, piece: Piece) -> int:
     """The number of the first row of a series, by comparing its last rows with the season."""
-    if not model.season:
+    if isinstance(model, PooledForecast) or not model.timed:
         return 0
     rows = min(len(piece), model.lookback)
     window = torch.tensor(piece.values[-rows:].T, dtype=torch.float64)
@@ -135,14 +142,16 @@ def found_start(model: LookbackForecast, piece: Piece) -> int:
     return _last_phase(model, window) - len(piece) + 1
 
 
-def at_phase(model: LookbackForecast, start: int) -> LookbackForecast:
+def at_phase(model: ForecastModel, start: int) -> ForecastModel:
     """The same model for a stream whose first sample has this number."""
+    if not model.timed:
+        return model
     other = type(model)(**{**model.config, "phase": start % max(model.season, 1)})
     other.load_state_dict(model.state_dict())
     return other.eval()
 
 
-def stream_after(model: LookbackForecast, piece: Piece) -> Stream:
+def stream_after(model: ForecastModel, piece: Piece) -> Stream:
     """A stream of the model that continues a series."""
     lags = model.lags - 1 if isinstance(model, CovariateForecast) else 0
     first = max(0, len(piece) - model.lookback - lags)

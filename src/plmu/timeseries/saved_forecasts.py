@@ -8,17 +8,16 @@ from pathlib import Path
 
 from plmu.errors import DataError, RunError
 from plmu.nn.covariates import CovariateForecast
-from plmu.nn.forecast import LookbackForecast
 from plmu.runs.folder import INTERVALS_FILE, SERIES_FILE
 from plmu.timeseries import series
 from plmu.timeseries.forecast_files import read_run, read_scale
-from plmu.timeseries.predictions import found_start
+from plmu.timeseries.predictions import ForecastModel, found_start
 from plmu.timeseries.scores import Intervals, Method, Scores, last_value, model_method, score, seasonal_value
 from plmu.timeseries.series import SeriesConfig
 from plmu.timeseries.split import Split
 
 
-def read_tested(folder: Path, split: Split, refitted: bool) -> tuple[LookbackForecast, Intervals]:
+def read_tested(folder: Path, split: Split, refitted: bool) -> tuple[ForecastModel, Intervals]:
     """The saved model and its intervals, to be scored on the test rows of the data that it was trained on.
 
     Args:
@@ -70,8 +69,8 @@ def score_other_file(folder: Path, config: SeriesConfig, horizons: Sequence[int]
     origins = split.scored("test")
     if not len(origins):
         raise DataError(
-            f"{config.file} has no window of {settings.lookback} rows and the {settings.horizon} that follow: give at"
-            f" least {settings.lookback + settings.horizon} consecutive rows of a series"
+            f"{config.file} has no window of {settings.least} rows and the {settings.horizon} that follow: give at"
+            f" least {settings.least + settings.horizon} consecutive rows of a series"
         )
     methods: dict[str, Method] = {"model": model_method(model), "last value": last_value(settings.horizon)}
     if settings.season:

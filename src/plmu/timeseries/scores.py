@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from plmu.errors import DataError
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
+from plmu.nn.pooled import PooledForecast
 from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.timeseries.ridge import ALPHAS, Ridge, Standard, Sums, best_ridge
 from plmu.timeseries.split import Split
@@ -132,11 +133,16 @@ class Scores:
 
 
 def model_method(model: nn.Module) -> Method:
-    """A model's forecasts from windows and covariates; a LookbackForecast also takes the season's phase."""
+    """A model's forecasts from windows and covariates; a LookbackForecast also takes the season's phase, and a
+    PooledForecast the level and the number of rows."""
 
     def forecast(examples: Examples) -> Tensor:
         device = next(model.parameters()).device
         windows = examples.windows.to(device)
+        if isinstance(model, PooledForecast):
+            level, rows = examples.level.to(device)[..., None], examples.rows.to(device)
+            forecasts = model.read(windows[..., -model.window :] + level, rows.clamp(max=model.window)[:, None])
+            return (forecasts - level).to(examples.windows)
         if not isinstance(model, LookbackForecast):
             covariates = () if examples.covariates is None else (examples.covariates.to(device),)
             ahead: Tensor = model(windows, *covariates).to(examples.windows.device)

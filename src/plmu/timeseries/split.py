@@ -23,11 +23,13 @@ from plmu.errors import DataError
 from plmu.timeseries.columns import Columns
 from plmu.timeseries.effects import LAGS
 from plmu.timeseries.frames import SeriesTable, data_of
+from plmu.timeseries.pooled_members import LEAST, Candidates
 from plmu.timeseries.season import has_years, period
 from plmu.timeseries.series import Numbers, SeriesData
 from plmu.timeseries.windows import Windows
 
 LOOKBACK, ORDER = 336, 96  # the look-back, and the highest order, that are proposed
+SHORT = 400  # rows of a series that counts as short
 SCORED = 100_000  # windows over all columns, up to which every one is scored
 SPLITS = ("train", "valid", "test")
 _Value = TypeVar("_Value")
@@ -48,6 +50,12 @@ class Settings:
     theta: float
     season: int
     covariates: tuple[str, ...] = ()
+    window: int = 0  # of a `PooledForecast`, if one is tried
+
+    @property
+    def least(self) -> int:
+        """Rows of the shortest window that is scored."""
+        return min(self.lookback, max(LEAST, self.season)) if self.window else self.lookback
 
     @property
     def like(self) -> tuple[Columns, Clock]:
@@ -62,6 +70,9 @@ class Settings:
 
     def summary(self, calendar: bool = False) -> str:
         """In words. `calendar` says that a seasonal profile of the week and the year is tried, too."""
+        if self.window:
+            season = f"a season of {self.season} steps" if self.season else "no season"
+            return f"model: forecasts {self.horizon} steps from at most {max(self.window, self.lookback)}; {season}"
         season = f"a season of {self.season} steps is tried" if self.season else "no season found"
         if calendar:
             season += f"; a profile of the {'year' if self.clock.calendar == 'week' else 'week and the year'} is tried"
@@ -91,6 +102,16 @@ class Wanted:
     lags: int | None = None
     validation: float = 0.0  # the number of validation rows, or below 1 their share
     test: float = 0.0  # share
+    pooled: bool | None = False  # whether a `PooledForecast` is tried; None for yes with several series or a short one
+
+    def pools(self, data: SeriesData) -> bool:
+        """Whether a `PooledForecast` is tried. It takes no covariates."""
+        if self.pooled is None:
+            several = len({piece.name for piece in data.pieces}) > 1 or max(map(len, data.pieces)) < SHORT
+            return several and not data.columns.covariates
+        if self.pooled and data.columns.covariates:
+            raise ValueError("pooled=True takes no covariates: leave out one of the two")
+        return self.pooled
 
 
 @dataclass
@@ -134,6 +155,10 @@ class Split:
             raise ValueError(f"lookback must be at most {room} for this number of training rows, got {wanted.lookback}")
         lookback = wanted.lookback or max(1, min(max(LOOKBACK, 2 * season), room // 2))
         season = season if season < room else 0
+        window = 0
+        if wanted.pools(data):
+            lengths = torch.tensor([len(rows) for rows in past]).repeat_interleave(len(data.columns.values))
+            window = Candidates.of(lengths, horizon, season).window
         if wanted.lookback is None:  # windows must fit into the validation rows and the test rows, too
             for spans in (cuts, [(end, len(piece)) for (_, end), piece in zip(cuts, data.pieces, strict=True)]):
                 fitting = [max(first, (end - horizon) // 2) for first, end in spans if end - first >= horizon]
@@ -151,13 +176,14 @@ class Split:
             float(wanted.theta or lookback),
             season,
             columns.covariates,
+            window,
         )
         scales = torch.tensor(scale, dtype=torch.float32)
         return cls(data, settings, cuts, validation_rows, scales, wanted.lags, data.clock.calendar)
 
     @classmethod
     def of_file(cls, data: SeriesData, wanted: Wanted) -> Split:
-        """All series cut at the same times.
+        """All series cut at the same times; or each by its own length, if a `PooledForecast` is tried.
 
         Raises:
             ValueError: no rows are left to fit, or the look-back is longer than those.
@@ -170,7 +196,9 @@ class Split:
         lengths = [len(piece) for piece in data.pieces]
         ends = (first_rows(data, lengths, part) for part in (training, 1 - wanted.test))
         cuts = list(zip(*ends, strict=True))
-        if wanted.validation >= 1:
+        if wanted.pools(data):
+            cuts = [_own_cut(rows, wanted) for rows in lengths]
+        elif wanted.validation >= 1:
             cuts = [(max(0, b - int(wanted.validation)), b) for _, b in cuts]
         return cls.of(data, cuts, _fitting(cuts, wanted.horizon), wanted, training)
 
@@ -193,6 +221,9 @@ class Split:
         totals = [int(length) for length in lengths]
         ends = [total - round(wanted.test * total) for total in totals]
         rows = [rows_to_choose_by(wanted.validation, wanted.horizon, end) for end in ends]
+        if wanted.pools(data) and validation_rows is None:
+            own = [_own_cut(len(piece), wanted) for piece in data.pieces]
+            rows, ends = [b - a for a, b in own], [b for _, b in own]
         if validation_rows is not None:
             rows = _for_each(tables, validation_rows, "validation_rows")
         cuts, counts, before = [], [], 0
@@ -234,14 +265,14 @@ class Split:
     def length(self) -> int:
         """Rows of a window; the seasonal baseline and the lags of covariates may need more of them than the model."""
         lags = (self.lags or max(LAGS)) - 1 if self.settings.covariates else 0
-        return max(self.settings.lookback + lags, self.settings.season)
+        return max(self.settings.lookback + lags, self.settings.season, self.settings.window)
 
     def origins(self, kind: str, limit: int | None = None) -> Tensor:
         """Of the windows of "train", "valid" or "test"."""
         ends = [(0, a, b, len(piece)) for (a, b), piece in zip(self.cuts, self.data.pieces, strict=True)]
         place = SPLITS.index(kind)
         rows = [(bounds[place], bounds[place + 1]) for bounds in ends]
-        return self.windows.origins(rows, self.settings.lookback, self.horizon, limit, self.settings.season)
+        return self.windows.origins(rows, self.settings.least, self.horizon, limit, self.settings.season)
 
     def scored(self, kind: str) -> Tensor:
         """The origins of a split that are scored."""
@@ -336,6 +367,18 @@ def rows_to_choose_by(share: float, horizon: int, rows: int) -> int:
     """
     wanted = round(share * rows) if share < 1 else int(share)
     return wanted if wanted >= horizon and rows - wanted >= 2 * horizon + 2 else 0
+
+
+def _own_cut(rows: int, wanted: Wanted) -> tuple[int, int]:
+    """The numbers of rows of a series before its validation rows and before its test rows. Both have a horizon at
+    least, or none where too few rows would be left to fit."""
+    parts = []
+    end = rows
+    for share in (wanted.test, wanted.validation):
+        count = max(round(share * rows) if share < 1 else int(share), wanted.horizon if share else 0)
+        end -= count if end - count >= wanted.horizon + LEAST else 0
+        parts.append(end)
+    return parts[1], parts[0]
 
 
 def _fitting(cuts: list[tuple[int, int]], horizon: int) -> list[int]:

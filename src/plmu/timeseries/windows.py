@@ -43,6 +43,8 @@ class Examples(NamedTuple):
     future: Tensor  # (windows, channels, horizon)
     measured: Tensor | None  # (windows, channels, horizon): False where a gap was filled; None where there is no gap
     steps: Tensor  # (windows,): the clock's step of each window's last row
+    rows: Tensor  # (windows,): how many rows of its piece each window has; those before them repeat the first
+    level: Tensor  # (windows, channels), float64: what windows and future are relative to
     covariates: Tensor | None = None  # (windows, covariates, length + horizon)
 
 
@@ -116,8 +118,11 @@ class Windows:
             rows = self.values[:, index].movedim(0, 1)  # (windows, channels, lookback + horizon)
             covariates = None if self.covariates is None else self.covariates[:, index].movedim(0, 1)
         measured = None if self.measured is None else gather(self.measured, horizon, origins + 1)
-        steps = origins - self.offsets[piece] + self.starts[piece]
-        return Examples(rows[..., :lookback], rows[..., lookback:], measured, steps, covariates)
+        past = origins - self.offsets[piece]
+        counts = (past + 1).clamp(max=lookback)
+        level = self.level[piece]
+        steps = past + self.starts[piece]
+        return Examples(rows[..., :lookback], rows[..., lookback:], measured, steps, counts, level, covariates)
 
     def blocks(self, origins: Tensor, lookback: int, horizon: int) -> Iterator[Examples]:
         """The windows of these origins in blocks, so that memory stays bounded."""

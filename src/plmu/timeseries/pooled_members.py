@@ -1,0 +1,106 @@
+"""What a `PooledForecast` of series may be made of: members with a look-back, a season, logarithms; and classical
+forecasts as members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from plmu.folded.pooled import Member
+
+LEAST = 4  # steps of the shortest window that is fitted or scored
+_HORIZONS = (0.75, 1.5, 4.0)  # look-backs in horizons, where there is no season
+_SEASONS = (1.5, 3.0, 6.0)  # look-backs in seasons
+_CYCLES = (4, 12)  # seasons that a window has, at least and at most
+_STEPS = 240  # of a window with a season, if that many seasons hold them
+_WEEK, _DAYS = 7, range(20, 145)  # a season of so many steps may be a day, and have weeks
+_RATES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of classical exponential smoothing
+_SLOPES = (0.0, 0.5, 1.0)  # share of the linear trend that is continued: 0.5 is the method Theta
+_CLASSICAL = 24  # steps of a classical member, at most, or two seasons
+
+
+class Classical(NamedTuple):
+    """Exponential smoothing with a share of the linear trend of the look-back: a member with known weights."""
+
+    kind: Member
+    rate: float  # of the smoothing; 1 is the last value
+    slope: float  # share of the trend
+
+    def weight(self, horizon: int) -> Tensor:
+        """The weights (features, horizon), of changes from the last value."""
+        size = self.kind.lookback
+        age = torch.arange(size - 1, -1, -1, dtype=torch.float64)
+        smoothing = self.rate * (1 - self.rate) ** age
+        smoothing[0] += (1 - self.rate) ** size  # begins with the first value
+        centred = (size - 1) / 2 - age
+        trend = centred / centred.square().sum()
+        late = (smoothing * age).sum()  # steps by which the smoothed level is late
+        ahead = torch.arange(1, horizon + 1) + late
+        weight = torch.zeros(self.kind.features(0), horizon, dtype=torch.float64)
+        weight[1:size] = (smoothing[:, None] + self.slope * trend[:, None] * ahead)[:-1]
+        return weight.float()
+
+
+class Candidates(NamedTuple):
+    """What is tried for series."""
+
+    seasons: tuple[int, ...]
+    fitted: list[Member]  # whose readouts are fitted
+    classical: list[Classical]
+    window: int
+
+    @classmethod
+    def of(cls, lengths: Tensor, horizon: int, season: int) -> Candidates:
+        """For series of these lengths.
+
+        Args:
+            lengths: of the rows that are fitted, (series,).
+            horizon: steps ahead.
+            season: the seasonal period; 0 for none.
+        """
+        usual = int(lengths[lengths > 0].median()) if bool((lengths > 0).any()) else LEAST
+        longest = max(LEAST, usual - horizon)
+        seasons = [season] if season > 1 else []
+        if season in _DAYS and _WEEK * season * _CYCLES[0] <= usual:
+            seasons.append(_WEEK * season)
+        fitted, classical = _fitted(_lookbacks(horizon, seasons, longest), seasons), _classical(seasons, longest)
+        largest = max(kind.lookback for kind in (*fitted, *(member.kind for member in classical)))
+        sizes = [steps * min(max(_STEPS // steps, _CYCLES[0]), _CYCLES[1]) for steps in seasons]
+        window = max(largest, min(max(sizes, default=0), int(lengths.max())))
+        return cls(tuple(seasons), fitted, classical, window)
+
+
+def _lookbacks(horizon: int, seasons: Sequence[int], longest: int) -> list[int]:
+    """Look-backs that are tried, of at most `longest` steps."""
+    if seasons:
+        sizes = [share * seasons[0] for share in _SEASONS]
+        sizes += [share * season for season in seasons[1:] for share in (1, 2)]
+    else:
+        sizes = [share * horizon for share in _HORIZONS]
+    return sorted({min(max(LEAST, round(size)), longest) for size in sizes})
+
+
+def _fitted(sizes: Sequence[int], seasons: Sequence[int]) -> list[Member]:
+    members = []
+    for size in sizes:
+        for season in seasons:
+            members += [Member(size, season, True, True), Member(size, season, False, True)]
+            members.append(Member(size, season, True, False))
+        members += [Member(size, 0, True, True), Member(size, 0, False, True)]
+        if not seasons:
+            members.append(Member(size, 0, True, False))
+    return members
+
+
+def _classical(seasons: Sequence[int], longest: int) -> list[Classical]:
+    members = []
+    for season in (0, *seasons):
+        size = min(max(_CLASSICAL, 2 * season), longest)
+        for lookback in sorted({size, max(LEAST, size // 3)}):
+            for log in (False, True):
+                kind = Member(lookback, season, log, False)
+                members += [Classical(kind, rate, slope) for rate in _RATES for slope in _SLOPES]
+    return members
