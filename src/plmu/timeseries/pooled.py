@@ -175,14 +175,13 @@ def fit(
 
     everything = _prepared(panel, candidates, horizon, FITTED)
     again = _layer([candidate.member.kind for candidate, _ in picked], candidates, horizon, _random(everything))
-    refitted = [
-        (replace(candidate, member=member, weight=_fitted(member, everything, (candidate.alpha,))[0]), count)
-        if candidate.alpha
-        else (candidate, count)
-        for member, (candidate, count) in zip(
-            again.readouts, picked, strict=False
-        )  # without any, the layer has one of zeros
-    ]
+    refitted = []
+    for place, (candidate, count) in enumerate(picked):
+        if candidate.alpha:
+            member = again.readouts[place]
+            weight = _fitted(member, everything, (candidate.alpha,))[0]
+            candidate = replace(candidate, member=member, weight=weight)
+        refitted.append((candidate, count))
     return PooledFit(
         _joined(refitted, candidates, horizon, channels),
         _joined(picked, candidates, horizon, channels),
