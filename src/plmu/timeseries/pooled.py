@@ -21,13 +21,15 @@ from plmu.timeseries.pooled_members import LEAST, Candidates, Classical
 from plmu.timeseries.series import Numbers
 from plmu.timeseries.windows import stride_of
 
-TRIED, FITTED = 8_000, 150_000  # windows to which candidates, and the members that are chosen, are fitted
+TRIED = 8_000, 60_000  # windows to which candidates are fitted: two of each series, but so many at least and at most
+FITTED = 200_000  # windows, at most, to which the members that are chosen are fitted
 RECENT = 24  # latest windows of each series that are fitted, or more where there are few series
 CHECKED = 2_000  # validation windows, where there are few series; else one for each
-RANDOM = 16, 256  # random features, at least and at most
+RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
 ROUNDS = 3  # of reweighting towards the absolute error
 PICKS, GAIN = 8, 1e-3  # members in the mean, some more than once; and the share by which each must lower the error
+_EACH = 128  # windows for each random feature
 _VALUES = 2**26  # values in the windows that are held at a time
 _SOFT, _SCALED = 0.3, 0.05  # windows weigh (1 + _SCALED / unit) / (error + _SOFT · unit)
 _SMALLEST_UNIT = 0.01  # of a series, in its level
@@ -165,7 +167,7 @@ def fit(
     fallback = checked.fallback(largest_season)
     error = Error.of(checked.batch, fallback)
 
-    prepared = _prepared(past, candidates, horizon, TRIED)
+    prepared = _prepared(past, candidates, horizon, min(max(2 * len(series), TRIED[0]), TRIED[1]))
     layer = _layer(candidates.fitted, candidates, horizon, _random(prepared))
     tried = [_best(member, prepared, checked, error) for member in layer.readouts]
     for kind in dict.fromkeys(member.kind for member in candidates.classical):
@@ -325,7 +327,7 @@ def _joined(picked: Sequence[tuple[Tried, int]], candidates: Candidates, horizon
 
 def _random(prepared: Prepared) -> int:
     """The number of random features."""
-    return min(max(len(prepared.batch.steps) // 64, RANDOM[0]), RANDOM[1])
+    return min(max(len(prepared.batch.steps) // _EACH, RANDOM[0]), RANDOM[1])
 
 
 def _prepared(panel: Panel, candidates: Candidates, horizon: int, limit: int) -> Prepared:
