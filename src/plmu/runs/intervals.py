@@ -12,6 +12,64 @@ from torch import Tensor
 
 from plmu.runs.folder import INTERVALS_FILE, parsed
 
+_RECENT = 6  # latest changes of a window that are measured apart; those of a season if that is longer
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How large the errors of a forecast are, by the changes in its window: the product of powers of mean absolute
+    changes over one step, over `lag` steps, of changes over one step from those `again` steps before, and of the latest
+    ones over one step.
+
+    Attributes:
+        lag: steps.
+        again: steps; `lag` if it is a season, else 1.
+        powers: of these four changes, whose sum is 1; and the logarithm of a factor.
+    """
+
+    lag: int
+    again: int
+    powers: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0, 0.0)
+
+    @classmethod
+    def of(cls, season: int, horizon: int) -> Self:
+        """For forecasts `horizon` steps ahead, of series with a seasonal period or 0, without powers yet."""
+        return cls(season, season) if season > 1 else cls(max(2, horizon // 2), 1)
+
+    def logarithms(self, windows: Tensor, rows: Tensor, floor: Tensor) -> Tensor:
+        """The logarithms of the four changes, (windows, channels, 4).
+
+        Args:
+            windows: (windows, channels, length).
+            rows: how many values of each are real, the last ones, (windows,).
+            floor: which is added to changes, (channels,).
+        """
+        length, recent = windows.shape[-1], max(_RECENT, self.again) + 1
+        parts = [(windows, rows, lags) for lags in ((1,), (self.lag,), (1, self.again))]
+        parts.append((windows[..., -recent:], rows.clamp(max=min(recent, length)), (1,)))
+        step = _mean_change(*parts[0])
+        changes = [step, *(torch.where(mean > 0, mean, step) for mean in (_mean_change(*part) for part in parts[1:]))]
+        return (torch.stack(changes, dim=-1) + floor[:, None] + 1e-300).log()
+
+    def __call__(self, windows: Tensor, rows: Tensor, floor: Tensor) -> Tensor:
+        """The scale (windows, channels, 1) of errors; arguments as of `logarithms`."""
+        *powers, factor = self.powers
+        logarithms = self.logarithms(windows.double(), rows, floor.double())
+        scale = (logarithms @ logarithms.new_tensor(powers) + factor).exp()[..., None]
+        return scale.to(windows.dtype)
+
+
+def _mean_change(windows: Tensor, rows: Tensor, lags: tuple[int, ...]) -> Tensor:
+    """The mean absolute change (windows, channels) over these lags, one after the other, within the last `rows` of each
+    window; 0 where it is shorter."""
+    length, lost = windows.shape[-1], sum(lags)
+    if length <= lost:
+        return windows.new_zeros(windows.shape[:-1])
+    for lag in lags:
+        windows = windows[..., lag:] - windows[..., :-lag]
+    real = (torch.arange(length - lost, device=windows.device) >= length - rows[:, None])[:, None]
+    return (windows.abs() * real).sum(-1) / real.sum(-1).clamp(min=1)
+
 
 @dataclass
 class Intervals:
@@ -23,6 +81,7 @@ class Intervals:
     floor: Tensor  # (channels,): the smallest spread
     low: Tensor = field(default_factory=lambda: torch.zeros(0))  # (levels, channels, horizon)
     high: Tensor = field(default_factory=lambda: torch.zeros(0))
+    scaling: Scaling | None = None  # of models of many series
 
     @classmethod
     def read(cls, folder: Path, lookback: int) -> Self:
@@ -34,7 +93,12 @@ class Intervals:
 
         def fields(content: Any) -> tuple[Any, ...]:
             floor, low, high = (torch.tensor(content[name]) for name in ("floor", "low", "high"))
-            return tuple(content["levels"]), bool(content["relative"]), lookback, floor, low, high
+            scaling = None
+            if "scaling" in content:
+                lag, again, powers = (content["scaling"][name] for name in ("lag", "again", "powers"))
+                scaling = Scaling(int(lag), int(again), tuple(map(float, powers)))
+            rows = int(content.get("lookback", lookback))
+            return tuple(content["levels"]), bool(content["relative"]), rows, floor, low, high, scaling
 
         return cls(*parsed(folder / INTERVALS_FILE, fields))
 
@@ -62,6 +126,8 @@ class Intervals:
             return windows.new_ones(1)
         windows = windows[..., -self.lookback :]
         count = windows.new_full((len(windows),), windows.shape[-1]) if rows is None else rows
+        if self.scaling is not None:
+            return self.scaling(windows, count.clamp(max=windows.shape[-1]), self.floor)
         changes = windows.diff(dim=-1).square().sum(-1, keepdim=True)
         changes = (changes / (count.clamp(max=windows.shape[-1]) - 1).clamp(min=1)[:, None, None]).sqrt()
         return changes.maximum(self.floor[:, None])

@@ -81,9 +81,9 @@ class Fitted:
             for place, piece in enumerate(inputs.pieces):
                 name = f"X[{place}]" if inputs.forms is not None and len(inputs.pieces) > 1 else "X"
                 check_ahead(piece, self.settings.horizon, self.covariates, name)
-        unit = self.stored or Intervals.of(self.series("predict"), ())
-        ahead = forecast(self.model, unit, inputs.pieces, inputs.placed)
         intervals = None if levels is None else self.intervals(levels)
+        unit = intervals or self.stored or Intervals.of(self.series("predict"), ())
+        ahead = forecast(self.model, unit, inputs.pieces, inputs.placed)
         if inputs.forms is None:
             return file_frame(self.settings, inputs.pieces, ahead, intervals)
         shown = [
@@ -96,11 +96,15 @@ class Fitted:
         """Of forecasts, from errors on rows that the model has not seen."""
         if self.stored is not None:
             return self.stored.only(levels)
-        return Intervals.of(self.series("level"), levels).fitted(self._errors)
+        unit, errors = self._errors
+        return replace(unit, levels=tuple(sorted(levels))).fitted(errors)
 
     @cached_property
-    def _errors(self) -> Tensor:
-        return unseen_errors(self.series("level"), model_method(self.unrefitted), self.folds)
+    def _errors(self) -> tuple[Intervals, Tensor]:
+        """Errors on rows that the model has not seen, and their unit."""
+        split, method = self.series("level"), model_method(self.unrefitted)
+        unit = Intervals.of(split, ()).scaled(split, method)
+        return unit, unseen_errors(split, method, self.folds, unit)
 
     def folds(self) -> list[tuple[Method, Tensor]]:
         """Models fitted to the first rows before the validation rows, and the origins that follow those rows: for

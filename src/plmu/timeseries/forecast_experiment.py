@@ -195,9 +195,13 @@ class ForecastTask(Task):
         intervals = Intervals.of(self.split, self.config.intervals)
         if not intervals.levels:
             return intervals
+        method = model_method(model)
+        if type(self.config.model) is ClosedModel:  # which may be fitted to the validation rows, too
+            method = model_method(self.fitted.fitted_.unrefitted)
+        intervals = intervals.scaled(self.split, method)
         own = isinstance(model, LookbackForecast | PooledForecast)
         folds = self.fitted.fitted_.folds if own else None
-        return intervals.fitted(unseen_errors(self.split, model_method(model), folds))
+        return intervals.fitted(unseen_errors(self.split, method, folds, intervals))
 
     def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """Errors over the windows of a split; on the test rows beside those of the baselines."""

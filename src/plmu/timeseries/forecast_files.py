@@ -3,6 +3,7 @@ from forecasts; forecast.json and the plots show the test, beside the baselines.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,10 @@ def write_model(folder: Path, split: Split, model: ForecastModel, intervals: Int
         "low": intervals.low.tolist(),
         "high": intervals.high.tolist(),
         "scale": split.scale.tolist(),
+        "lookback": intervals.lookback,
     }
+    if intervals.scaling is not None:
+        content["scaling"] = dataclasses.asdict(intervals.scaling)
     write_json(folder / INTERVALS_FILE, content)
 
 
@@ -193,7 +197,7 @@ def plot_forecasts(path: Path, split: Split, network: nn.Module, intervals: Inte
     examples = windows.take(origins, split.length, horizon)
     with torch.no_grad():
         ahead = model_method(network)(examples).double()
-    spread = intervals.spread(examples.windows).expand(len(origins), len(split.scale), 1)
+    spread = intervals.spread(examples.windows, examples.rows).expand(len(origins), len(split.scale), 1)
     names = settings.values[:SHOWN]
     drawing = pyplot()
     figure, axes = drawing.subplots(len(names), 1, figsize=(9, 1.2 + 2.4 * len(names)), sharex=True, squeeze=False)

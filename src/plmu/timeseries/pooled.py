@@ -21,14 +21,17 @@ from plmu.timeseries.pooled_members import LEAST, Candidates, Classical
 from plmu.timeseries.series import Numbers
 from plmu.timeseries.windows import stride_of
 
-TRIED = 8_000, 60_000  # windows to which candidates are fitted: two of each series, but so many at least and at most
-FITTED = 200_000  # windows, at most, to which the members that are chosen are fitted
-RECENT = 24  # latest windows of each series that are fitted, or more where there are few series
+TRIED, FITTED = (
+    (12, 60_000),
+    (24, 250_000),
+)  # windows to which candidates and members are fitted: of each series, at most
+MOST, SOME = 0.8, 0.3  # shares of series, and of validation windows, that are long enough for a member to be judged
+FEW = 8_000  # windows, below which more of each series are taken
 CHECKED = 2_000  # validation windows, where there are few series; else one for each
 RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
 ROUNDS = 3  # of reweighting towards the absolute error
-PICKS, GAIN = 8, 1e-3  # members in the mean, some more than once; and the share by which each must lower the error
+PICKS, GAIN = 8, 5e-4  # members in the mean, some more than once; and the share by which each must lower the error
 _EACH = 128  # windows for each random feature
 _VALUES = 2**26  # values in the windows that are held at a time
 _SOFT, _SCALED = 0.3, 0.05  # windows weigh (1 + _SCALED / unit) / (error + _SOFT · unit)
@@ -161,21 +164,22 @@ def fit(
     past = panel._replace(lengths=panel.lengths - rows)
     candidates = Candidates.of(past.lengths, horizon, season)
     window = candidates.window
-    checked_places = _validation_places(panel.lengths, rows, horizon)
+    checked_places = _long_enough(_validation_places(panel.lengths, rows, horizon), candidates, panel.lengths)
     checked = Prepared(_take(panel, checked_places, window, horizon), candidates.seasons)
     largest_season = max(candidates.seasons, default=0)
     fallback = checked.fallback(largest_season)
     error = Error.of(checked.batch, fallback)
 
-    prepared = _prepared(past, candidates, horizon, min(max(2 * len(series), TRIED[0]), TRIED[1]))
-    layer = _layer(candidates.fitted, candidates, horizon, _random(prepared))
-    tried = [_best(member, prepared, checked, error) for member in layer.readouts]
+    fitted, enough = _fits(candidates.fitted, candidates, past, horizon, TRIED, checked, error)
+    if not enough:
+        fitted, _ = _fits(_promising(fitted, error, fallback), candidates, past, horizon, FITTED, checked, error)
+    tried = list(fitted)
     for kind in dict.fromkeys(member.kind for member in candidates.classical):
         tried += _classical([member for member in candidates.classical if member.kind == kind], checked)
     counts, best = chosen(tried, error, fallback)
     picked = [(candidate, count) for candidate, count in zip(tried, counts, strict=True) if count]
 
-    everything = _prepared(panel, candidates, horizon, FITTED)
+    everything = _prepared(panel, candidates, horizon, *FITTED)
     again = _layer([candidate.member.kind for candidate, _ in picked], candidates, horizon, _random(everything))
     refitted = []
     for place, (candidate, count) in enumerate(picked):
@@ -271,6 +275,35 @@ def _ridge(x: Tensor, y: Tensor, weight: Tensor, alphas: Sequence[float]) -> Ten
     return torch.stack(solved).float()
 
 
+def _fits(
+    kinds: Sequence[Member],
+    candidates: Candidates,
+    past: Panel,
+    horizon: int,
+    limits: tuple[int, int],
+    checked: Prepared,
+    error: Error,
+) -> tuple[list[Tried], bool]:
+    """Members of these kinds, fitted; and whether their windows are as many as those of the last fit can be."""
+    prepared = _prepared(past, candidates, horizon, *limits)
+    layer = _layer(kinds, candidates, horizon, _random(prepared))
+    enough = len(prepared.batch.steps) <= limits[1] // 2
+    return [_best(member, prepared, checked, error) for member in layer.readouts], enough
+
+
+def _promising(tried: Sequence[Tried], error: Error, fallback: Tensor) -> list[Member]:
+    """Of many candidates those to fit to more windows: those that `chosen` takes, and the best of each look-back."""
+    counts, _ = chosen(tried, error, fallback)
+    picked = {candidate.member.kind for candidate, count in zip(tried, counts, strict=True) if count}
+    best: dict[int, tuple[float, Member]] = {}
+    for candidate in tried:
+        kind = candidate.member.kind
+        own = error(torch.where(candidate.available > 0, candidate.forecasts, fallback))
+        best[kind.lookback] = min(best.get(kind.lookback, (math.inf, kind)), (own, kind))
+    return [kind for kind in dict.fromkeys(candidate.member.kind for candidate in tried)
+            if kind in picked or kind in {kind for _, kind in best.values()}]  # fmt: skip
+
+
 def _best(member: PooledMember, prepared: Prepared, checked: Prepared, error: Error) -> Tried:
     """A member, fitted with the penalty that has the smallest error on the validation windows that it forecasts."""
     options = _tried(member, _fitted(member, prepared, ALPHAS, rounds=1), ALPHAS, checked)
@@ -330,21 +363,21 @@ def _random(prepared: Prepared) -> int:
     return min(max(len(prepared.batch.steps) // _EACH, RANDOM[0]), RANDOM[1])
 
 
-def _prepared(panel: Panel, candidates: Candidates, horizon: int, limit: int) -> Prepared:
-    """The latest windows of each series that have a horizon after them, about `limit` at most."""
+def _prepared(panel: Panel, candidates: Candidates, horizon: int, recent: int, limit: int) -> Prepared:
+    """The `recent` latest windows of each series that have a horizon after them, about `limit` in all at most."""
     limit = max(1, min(limit, _VALUES // (candidates.window + horizon)))
     stride = max(1, horizon // 4)
     while any(math.gcd(stride, season) > 1 for season in candidates.seasons if stride > 1):
         stride += 1
-    places = _latest_places(panel.lengths, horizon, limit, stride)
+    places = _latest_places(panel.lengths, horizon, recent, limit, stride)
     return Prepared(_take(panel, places, candidates.window, horizon), candidates.seasons)
 
 
-def _latest_places(lengths: Tensor, horizon: int, limit: int, stride: int) -> Places:
+def _latest_places(lengths: Tensor, horizon: int, recent: int, limit: int, stride: int) -> Places:
     """The latest windows of each series that have a horizon after them, at most `stride` steps apart."""
     counts = (lengths - horizon - LEAST + 1).clamp(min=0)  # of windows that there are
     able = max(1, int((counts > 0).sum()))
-    each = max(1, limit // able if able * RECENT > limit or able * RECENT < limit // 2 else RECENT)
+    each = max(1, min(max(recent, FEW // able), limit // able))
     strides = (counts // each).clamp(1, stride)
     taken = ((counts + strides - 1) // strides).clamp(max=each)
     places = _counted_back(taken, lengths - horizon, strides)
@@ -362,6 +395,16 @@ def _validation_places(lengths: Tensor, rows: Tensor, horizon: int) -> Places:
     strides = (counts // each).clamp(1, max(1, horizon // 4))
     taken = ((counts + strides - 1) // strides).clamp(max=each)
     return _counted_back(taken, lengths - horizon, strides)
+
+
+def _long_enough(places: Places, candidates: Candidates, lengths: Tensor) -> Places:
+    """The windows for which those candidates are available that most of the series are long enough for: validation
+    windows are shorter than those of forecasts. All, where these are few."""
+    for lookback in sorted({kind.lookback for kind in candidates.fitted}, reverse=True):
+        long = places.ends >= lookback
+        if (lengths >= lookback).double().mean() >= MOST and long.double().mean() >= SOME:
+            return Places(places.series[long], places.ends[long])
+    return places
 
 
 def _counted_back(counts: Tensor, last: Tensor, strides: Tensor) -> Places:

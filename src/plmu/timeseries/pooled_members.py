@@ -89,9 +89,9 @@ def _fitted(sizes: Sequence[int], seasons: Sequence[int]) -> list[Member]:
         for season in seasons:
             members += [Member(size, season, True, True), Member(size, season, False, True)]
             members.append(Member(size, season, True, False))
-        members += [Member(size, 0, True, True), Member(size, 0, False, True)]
+        members.append(Member(size, 0, True, True))
         if not seasons:
-            members.append(Member(size, 0, True, False))
+            members += [Member(size, 0, False, True), Member(size, 0, True, False)]
     return members
 
 

@@ -15,6 +15,7 @@ from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
 from plmu.nn.pooled import PooledForecast
 from plmu.runs.intervals import Intervals as StoredIntervals
+from plmu.runs.intervals import Scaling
 from plmu.timeseries.ridge import ALPHAS, Ridge, Standard, Sums, best_ridge
 from plmu.timeseries.split import Split
 from plmu.timeseries.windows import BLOCK, Examples, Part, Windows
@@ -37,8 +38,34 @@ class Intervals(StoredIntervals):
     @classmethod
     def of(cls, split: Split, levels: Sequence[float]) -> Intervals:
         """Without quantiles yet."""
-        several = len({piece.name for piece in split.data.pieces}) > 1
-        return cls(tuple(sorted(levels)), several, split.settings.lookback, split.smallest_change)
+        settings = split.settings
+        several = len({piece.name for piece in split.data.pieces}) > 1 or settings.window > 0
+        rows = max(settings.window, settings.lookback)
+        return cls(tuple(sorted(levels)), several, rows, split.smallest_change)
+
+    def scaled(self, split: Split, method: Method) -> Intervals:
+        """With a scale by the changes in a window, which is regressed on the errors of a method on the validation rows
+        of many series."""
+        settings = split.settings
+        origins = split.origins("valid", HELD // (split.horizon * len(split.scale)))
+        if not settings.window or not len(origins):
+            return self
+        scaling = Scaling.of(settings.season, settings.horizon)
+        inputs, targets = [], []
+        with torch.no_grad():
+            for examples in split.windows.blocks(origins, split.length, split.horizon):
+                windows = examples.windows[..., -self.lookback :].double()
+                logarithms = scaling.logarithms(
+                    windows, examples.rows.clamp(max=windows.shape[-1]), self.floor.double()
+                )
+                error = (examples.future - method(examples)).double().abs().mean(-1) + self.floor
+                inputs.append((logarithms[..., 1:] - logarithms[..., :1]).flatten(0, 1))
+                targets.append(((error + 1e-300).log() - logarithms[..., 0]).flatten())
+        x, y = torch.cat(inputs), torch.cat(targets)
+        x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
+        penalty = 1e-4 * len(x) * torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64))
+        *powers, factor = torch.linalg.solve(x.mT @ x + penalty, x.mT @ y).tolist()
+        return replace(self, scaling=replace(scaling, powers=(1 - sum(powers), *powers, factor)))
 
     def fitted(self, errors: Tensor) -> Intervals:
         """With the quantiles of these errors (windows, channels, horizon), NaN where nothing was measured."""
@@ -66,13 +93,16 @@ def errors_of(intervals: Intervals, forecasts: Forecasts, windows: Windows, leng
     with torch.no_grad():
         for method, origins in forecasts:
             for examples in windows.blocks(origins, length, horizon):
-                error = (examples.future - method(examples)) / intervals.spread(examples.windows)
+                error = (examples.future - method(examples)) / intervals.spread(examples.windows, examples.rows)
                 blocks.append(error if examples.measured is None else torch.where(examples.measured, error, torch.nan))
     return torch.cat(blocks)
 
 
 def unseen_errors(
-    split: Split, method: Callable[[Examples], Tensor], folds: Callable[[], Forecasts] | None = None
+    split: Split,
+    method: Callable[[Examples], Tensor],
+    folds: Callable[[], Forecasts] | None = None,
+    unit: Intervals | None = None,
 ) -> Tensor:
     """Errors of a model on the validation rows. Where these are few, errors of fits to fewer rows on the rows that
     follow count, too; where even these are few, errors on the training rows do.
@@ -81,6 +111,7 @@ def unseen_errors(
         split: the series.
         method: the model's forecasts.
         folds: models fitted to fewer rows, each with the origins that follow these rows.
+        unit: says what errors are relative to.
     """
     limit = max(200, HELD // (split.horizon * len(split.scale)))
     forecasts = [(method, split.origins("valid", limit))]
@@ -88,7 +119,7 @@ def unseen_errors(
         forecasts += folds()
     if sum(len(origins) for _, origins in forecasts) < LEAST:
         forecasts.append((method, split.origins("train", limit)))
-    return errors_of(Intervals.of(split, ()), forecasts, split.windows, split.length, split.horizon)
+    return errors_of(unit or Intervals.of(split, ()), forecasts, split.windows, split.length, split.horizon)
 
 
 @dataclass
@@ -246,7 +277,7 @@ def score(
                 sums[name].absolute += error.abs().sum(0)
                 sums[name].count += counted.sum(0)
                 if intervals is not None and name == next(iter(methods)):
-                    relative = (future - forecast) / intervals.spread(examples.windows)
+                    relative = (future - forecast) / intervals.spread(examples.windows, examples.rows)
                     for place in range(len(levels)):
                         within = (relative >= intervals.low[place]) & (relative <= intervals.high[place])
                         inside[place] += (within & counted).sum()
