@@ -31,6 +31,7 @@ CHECKED = 2_000  # validation windows, where there are few series; else one for 
 RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
 ROUNDS = 3  # of reweighting towards the absolute error
+BEST, ROOM = 6, 0.01  # fitted candidates that are in the mean in any case, if that raises the error by so much at most
 PICKS, GAIN = 8, 5e-4  # members in the mean, some more than once; and the share by which each must lower the error
 _EACH = 128  # windows for each random feature
 _VALUES = 2**26  # values in the windows that are held at a time
@@ -176,10 +177,10 @@ def fit(
     tried = list(fitted)
     for kind in dict.fromkeys(member.kind for member in candidates.classical):
         tried += _classical([member for member in candidates.classical if member.kind == kind], checked)
-    counts, best = chosen(tried, error, fallback)
+    counts, best = blended(tried, error, fallback)
     picked = [(candidate, count) for candidate, count in zip(tried, counts, strict=True) if count]
 
-    everything = _prepared(panel, candidates, horizon, *FITTED)
+    everything = _prepared(panel, candidates, horizon, FITTED)
     again = _layer([candidate.member.kind for candidate, _ in picked], candidates, horizon, _random(everything))
     refitted = []
     for place, (candidate, count) in enumerate(picked):
@@ -226,6 +227,31 @@ def chosen(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list
         total += tried[place].forecasts
         number += tried[place].available
     return counts, best
+
+
+def blended(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list[int], float]:
+    """The counts of `chosen`, doubled, and one more for each of the best fitted candidates, where that hardly raises
+    the error: such a mean depends less on the validation windows."""
+    counts, best = chosen(tried, error, fallback)
+    fitted = [place for place, candidate in enumerate(tried) if candidate.alpha]
+    if not len(fallback):
+        return counts, best
+    errors = {place: error(mean_of([tried[place]], [1], fallback)) for place in fitted}
+    blend = [2 * count for count in counts]
+    for place in sorted(fitted, key=errors.__getitem__)[:BEST]:
+        blend[place] += 1
+    other = error(mean_of(tried, blend, fallback))
+    return (blend, other) if other <= (1 + ROOM) * best else (counts, best)
+
+
+def mean_of(tried: Sequence[Tried], counts: Sequence[int], fallback: Tensor) -> Tensor:
+    """The mean of candidates that are available, with these weights."""
+    total, number = torch.zeros_like(fallback), torch.zeros(len(fallback), 1, dtype=fallback.dtype)
+    for candidate, count in zip(tried, counts, strict=True):
+        if count:
+            total += count * candidate.forecasts
+            number += count * candidate.available
+    return torch.where(number > 0, total / number.clamp(min=1), fallback)
 
 
 def _fitted(member: PooledMember, prepared: Prepared, alphas: Sequence[float], rounds: int = ROUNDS) -> Tensor:
@@ -280,14 +306,14 @@ def _fits(
     candidates: Candidates,
     past: Panel,
     horizon: int,
-    limits: tuple[int, int],
+    limits: Limits,
     checked: Prepared,
     error: Error,
 ) -> tuple[list[Tried], bool]:
     """Members of these kinds, fitted; and whether their windows are as many as those of the last fit can be."""
-    prepared = _prepared(past, candidates, horizon, *limits)
+    prepared = _prepared(past, candidates, horizon, limits)
     layer = _layer(kinds, candidates, horizon, _random(prepared))
-    enough = len(prepared.batch.steps) <= limits[1] // 2
+    enough = len(prepared.batch.steps) <= limits.most // 2
     return [_best(member, prepared, checked, error) for member in layer.readouts], enough
 
 
@@ -298,7 +324,7 @@ def _promising(tried: Sequence[Tried], error: Error, fallback: Tensor) -> list[M
     best: dict[int, tuple[float, Member]] = {}
     for candidate in tried:
         kind = candidate.member.kind
-        own = error(torch.where(candidate.available > 0, candidate.forecasts, fallback))
+        own = error(mean_of([candidate], [1], fallback))
         best[kind.lookback] = min(best.get(kind.lookback, (math.inf, kind)), (own, kind))
     return [kind for kind in dict.fromkeys(candidate.member.kind for candidate in tried)
             if kind in picked or kind in {kind for _, kind in best.values()}]  # fmt: skip
@@ -363,27 +389,28 @@ def _random(prepared: Prepared) -> int:
     return min(max(len(prepared.batch.steps) // _EACH, RANDOM[0]), RANDOM[1])
 
 
-def _prepared(panel: Panel, candidates: Candidates, horizon: int, recent: int, limit: int) -> Prepared:
-    """The `recent` latest windows of each series that have a horizon after them, about `limit` in all at most."""
-    limit = max(1, min(limit, _VALUES // (candidates.window + horizon)))
+def _prepared(panel: Panel, candidates: Candidates, horizon: int, limits: Limits) -> Prepared:
+    """The latest windows of each series that have a horizon after them."""
+    most = max(1, min(limits.most, _VALUES // (candidates.window + horizon)))
+    limits = limits._replace(most=most)
     stride = max(1, horizon // 4)
     while any(math.gcd(stride, season) > 1 for season in candidates.seasons if stride > 1):
         stride += 1
-    places = _latest_places(panel.lengths, horizon, recent, limit, stride)
+    places = _latest_places(panel.lengths, horizon, limits, stride)
     return Prepared(_take(panel, places, candidates.window, horizon), candidates.seasons)
 
 
-def _latest_places(lengths: Tensor, horizon: int, recent: int, limit: int, stride: int) -> Places:
+def _latest_places(lengths: Tensor, horizon: int, limits: Limits, stride: int) -> Places:
     """The latest windows of each series that have a horizon after them, at most `stride` steps apart."""
     counts = (lengths - horizon - LEAST + 1).clamp(min=0)  # of windows that there are
     able = max(1, int((counts > 0).sum()))
-    each = max(1, min(max(recent, FEW // able), limit // able))
+    each = max(1, min(max(limits.recent, limits.least // able), limits.most // able))
     strides = (counts // each).clamp(1, stride)
     taken = ((counts + strides - 1) // strides).clamp(max=each)
     places = _counted_back(taken, lengths - horizon, strides)
-    if len(places.series) <= limit:
+    if len(places.series) <= limits.most:
         return places
-    some = torch.arange(0, len(places.series), stride_of(len(places.series), limit, 0))
+    some = torch.arange(0, len(places.series), stride_of(len(places.series), limits.most, 0))
     return Places(places.series[some], places.ends[some])
 
 
