@@ -21,12 +21,7 @@ from plmu.timeseries.pooled_members import LEAST, Candidates, Classical
 from plmu.timeseries.series import Numbers
 from plmu.timeseries.windows import stride_of
 
-TRIED, FITTED = (
-    (12, 60_000),
-    (24, 250_000),
-)  # windows to which candidates and members are fitted: of each series, at most
 MOST, SOME = 0.8, 0.3  # shares of series, and of validation windows, that are long enough for a member to be judged
-FEW = 8_000  # windows, below which more of each series are taken
 CHECKED = 2_000  # validation windows, where there are few series; else one for each
 RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
@@ -38,6 +33,17 @@ _VALUES = 2**26  # values in the windows that are held at a time
 _SOFT, _SCALED = 0.3, 0.05  # windows weigh (1 + _SCALED / unit) / (error + _SOFT · unit)
 _SMALLEST_UNIT = 0.01  # of a series, in its level
 _BLOCK = 2**13  # windows of which all numbers are held at a time
+
+
+class Limits(NamedTuple):
+    """How many windows are taken."""
+
+    recent: int  # latest windows of each series
+    least: int  # in all, by more windows of each series
+    most: int  # in all
+
+
+TRIED, FITTED = Limits(12, 12_000, 60_000), Limits(24, 40_000, 250_000)  # for all candidates; for those that are chosen
 
 
 class Panel(NamedTuple):
