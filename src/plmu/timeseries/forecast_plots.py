@@ -38,7 +38,7 @@ def plot_ahead(path: Path, data: SeriesData, settings: Settings, frame: Any, lev
     shown, count = panels[:PANELS], len(panels)
     what = "series" if len(settings.values) == 1 else "columns" if len(series) == 1 else "columns of series"
     drawing = pyplot()
-    figure, axes = drawing.subplots(len(shown), 1, figsize=(9, 1.2 + 2.4 * len(shown)), squeeze=False)
+    figure, axes = drawing.subplots(len(shown), 1, figsize=(9, 1.2 + 2 * len(shown)), squeeze=False)
     for (place, name, column), axis in zip(shown, axes[:, 0], strict=True):
         rows = slice(place * settings.horizon, (place + 1) * settings.horizon)
         _draw(axis, series[name], column, settings, frame[rows], levels)
@@ -47,7 +47,7 @@ def plot_ahead(path: Path, data: SeriesData, settings: Settings, frame: Any, lev
             axis.set_title(literal(name), fontsize="medium", loc="right")
     axes[-1, 0].set_xlabel(literal(time_column(settings)))
     axes[0, 0].legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize="small", ncols=5, frameon=False)
-    rest = f", {len(shown)} of {count} {what}" if count > len(shown) else ""
+    rest = f", {len(shown)} of {count} {what} ({count - len(shown)} left out)" if count > len(shown) else ""
     figure.suptitle(f"Forecasts of {settings.horizon} step{'s' * (settings.horizon > 1)}{rest}")
     write_plot(figure, path)
     return [f"{path.name} shows {len(shown)} of {count} {what}; {count - len(shown)} are left out"] if rest else []
@@ -77,3 +77,9 @@ def _draw(
     style = "o-" if settings.horizon == 1 else "-"
     axis.plot(ahead, frame[column].to_numpy(), style, color="tab:blue", label="forecast")
     axis.grid(alpha=0.3)
+    if ahead.dtype.kind == "M":
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+        locator = AutoDateLocator()
+        axis.xaxis.set_major_locator(locator)
+        axis.xaxis.set_major_formatter(ConciseDateFormatter(locator))
