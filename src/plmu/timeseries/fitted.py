@@ -136,12 +136,11 @@ class Fitted:
     def intervals(self, levels: Sequence[float], horizon: int | None = None) -> Intervals:
         """Of forecasts of the first steps, from errors on rows that the model has not seen."""
         if self.stored is not None:
-            found = self.stored.only(levels)
+            whole = self.stored.only(levels)
         else:
-            split = self.series("level")
-            found = Intervals.of(split, levels)
-            found = found.fitted(self._errors) if found.levels else found
-        return replace(found, low=found.low[..., :horizon], high=found.high[..., :horizon])
+            whole = Intervals.of(self.series("level"), levels)
+            whole = whole.fitted(self._errors) if levels else whole
+        return replace(whole, low=whole.low[..., :horizon], high=whole.high[..., :horizon])
 
     @cached_property
     def _errors(self) -> Tensor:

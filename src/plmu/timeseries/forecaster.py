@@ -493,9 +493,9 @@ class Forecaster(Estimator):
 
     def _wanted(self) -> Wanted:
         season, lags = self.season, self.lags
-        given = [name for name in _OF_LOOKBACK if getattr(self, name) is not None]
-        if self.pooled and given:
-            raise ValueError(f"pooled=True takes no {given[0]}: leave out one of the two")
+        of_lookback = [name for name in _OF_LOOKBACK if getattr(self, name) is not None]
+        if self.pooled and of_lookback:
+            raise ValueError(f"pooled=True takes no {of_lookback[0]}: leave out one of the two")
         return Wanted(
             self.horizon,
             self.lookback,
@@ -505,7 +505,7 @@ class Forecaster(Estimator):
             lags,
             self.validation,
             self.test,
-            False if given else self.pooled,
+            False if of_lookback else self.pooled,
         )
 
     def _options(self) -> Options:

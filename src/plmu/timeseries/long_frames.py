@@ -38,8 +38,8 @@ class LongFrame:
             raise ImportError(f"frames in long format are read with polars: {how_to_install('polars')}")
         if library == "pandas":
             index = frame.index
-            told = index.nlevels > 1 or index.name in {NAMED_ID, *names} - {None}
-            frame = frame.reset_index() if told or _is_time(index.dtype) else frame
+            named = index.nlevels > 1 or index.name in {NAMED_ID, *names} - {None}
+            frame = frame.reset_index() if named or _is_time(index.dtype) else frame
         return cls(frame, library)
 
     def table(self, name: str) -> Table:

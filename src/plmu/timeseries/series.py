@@ -382,8 +382,8 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
     for filled, present in zip(grid.T, measured.T, strict=True):
         end = max(rows, len(present) - int(present[::-1].argmax()))  # missing covariates at the end stay missing
         if config.missing == "linear":
-            known = present | (at == 0)
-            filled[:end] = np.interp(at[:end], at[known], filled[known])
+            held_or_present = present | (at == 0)
+            filled[:end] = np.interp(at[:end], at[held_or_present], filled[held_or_present])
         else:
             filled[:end] = filled[np.maximum.accumulate(np.where(present, at, 0))][:end]
     data.counts["filled"] += int((~measured[:rows, :channels].all(axis=1)).sum())
