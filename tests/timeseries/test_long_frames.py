@@ -183,6 +183,24 @@ def test_times_keep_their_zone(kind: str, zone: str, tmp_path: Path) -> None:
         plmu.Forecaster(**OPTIONS).fit(plain).predict(shown)
 
 
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+@pytest.mark.parametrize("freq", ["D", "MS"])
+def test_days_of_a_time_zone_stay_days(kind: str, freq: str) -> None:
+    """Days are not equally long where clocks change."""
+    days = pd.date_range("2024-01-08", periods=N + HORIZON, freq=freq, tz="Europe/Berlin")
+    frame = long().assign(ds=[days[k] for place in range(3) for k in range(5 * place, N)])
+    shown = in_form(frame, kind)
+    if kind == "polars":
+        shown = shown.with_columns(pl.col("ds").dt.convert_time_zone("Europe/Berlin"))
+    forecaster = plmu.Forecaster(**OPTIONS).fit(shown)
+    for ahead in (forecaster.predict(), forecaster.predict(shown[:N])):
+        assert ahead["ds"].dtype == shown["ds"].dtype
+        assert ahead["ds"].to_list()[:HORIZON] == days[N:].to_list()
+    np.testing.assert_array_equal(ahead["y"].to_numpy(), forecaster.predict()["y"].to_numpy()[:HORIZON])
+    numbered = plmu.Forecaster(**OPTIONS).fit(frame.set_axis(range(3), axis=1), id="0", time="1").predict()
+    assert numbered.columns.tolist() == ["0", "1", "2"]
+
+
 def test_times_keep_their_type() -> None:
     frame = long()
     cases: dict[str, Any] = {

@@ -252,7 +252,7 @@ class Fitted:
             return None
         settings, fitted = self.settings, None if self.split is None else self.split.data.frame
         frame = LongFrame.of(X, (settings.id, settings.time)) if fitted is not None or settings.id is not None else None
-        if frame is None or not (fitted is not None or frame.names(settings.id)):
+        if frame is None or not (fitted is not None or frame.has_names(settings.id)):
             return None
         if fitted is not None and fitted.zoned(settings.time) and not frame.zoned(settings.time):
             raise ValueError(f"X: {_WITHOUT_ZONE}")

@@ -98,8 +98,7 @@ def long_table(
     for name, rows in times.items():
         stamps = stamps_of_steps(settings, rows)
         if frame is not None and settings.time is not None:
-            stamps = _in_utc(settings, stamps) if frame.zoned(settings.time) else stamps
-            result[name] = frame.times(settings.time, stamps, _text(settings, rows, stamps))
+            result[name] = frame.times(settings.time, stamps, settings.clock.zone, _text(settings, rows, stamps))
         elif form is not None and form.frame is not None and form.times is not None and stamps.dtype.kind == "M":
             result[name] = as_times(form.frame, form.times.dtype, _in_utc(settings, stamps) if form.zoned else stamps)
         else:

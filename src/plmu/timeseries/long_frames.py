@@ -42,17 +42,27 @@ class LongFrame:
             frame = frame.reset_index() if named or _is_time(index.dtype) else frame
         return cls(frame, library)
 
-    def table(self, name: str) -> Table:
-        """Its columns as those of a file; `name` is what to call it in messages."""
+    def table(self, name: str, days: bool = True) -> Table:
+        """Its columns as those of a file.
+
+        Args:
+            name: what to call it in messages.
+            days: whether times with a time zone that are all midnights there are days, which have no time zone.
+        """
         import polars as pl
 
-        repeated = {str(column) for column in self.frame.columns if list(self.frame.columns).count(column) > 1}
-        if repeated:
-            raise ValueError(f"{name} has several columns {min(repeated)!r}: give each column a name of its own")
-        frame = self.frame
+        names = [str(column) for column in self.frame.columns]
+        if len(set(names)) < len(names):
+            again = next(column for place, column in enumerate(names) if column in names[:place])
+            raise ValueError(f"{name} has several columns {again!r}: give each column a name of its own")
+        columns = [self.frame[column] for column in self.frame.columns]
+        if days:
+            columns = [
+                _local(column) if has_zone(column.dtype) and _midnights(column) else column for column in columns
+            ]
         if self.library == "pandas":
-            frame = pl.DataFrame([_as_polars(frame[column]) for column in frame.columns])
-        table = from_frame(frame, Path(name))
+            columns = [_as_polars(column) for column in columns]
+        table = from_frame(pl.DataFrame(columns), Path(name))
         count = "1 row" if table.rows == 1 else f"{table.rows:,} rows"
         table.notes.insert(0, f"{name}: {count}, {len(table.names)} columns ({', '.join(table.names[:8])})")
         return table
@@ -65,29 +75,37 @@ class LongFrame:
         _, first = np.unique(codes, return_index=True)
         return replace(self, rows=dict(zip(labels, first.tolist(), strict=True)))
 
-    def names(self, id: str | None) -> bool:
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Its columns by name."""
+        return {str(column): self.frame[column] for column in self.frame.columns}
+
+    def has_names(self, id: str | None) -> bool:
         """Whether it has the columns that name series."""
-        return id is not None and (id in self.frame.columns or {*id.split(SEPARATOR)} <= {*self.frame.columns})
+        return id is not None and (id in self.columns or {*id.split(SEPARATOR)} <= self.columns.keys())
 
     def zoned(self, time: str | None) -> bool:
         """Whether the column of times has a time zone."""
-        return time in self.frame.columns and has_zone(self.frame[time].dtype)
+        return time in self.columns and has_zone(self.columns[time].dtype)
 
     def ids(self, id: str | None, series: Sequence[str]) -> dict[str, Any]:
         """The columns that name series, for rows of these series, as they are in the frame."""
         if id is None or not self.rows:
             return {}
-        rows = [self.rows[name] for name in series]
-        parts = [id] if id in self.frame.columns else id.split(SEPARATOR)
+        rows, columns = [self.rows[name] for name in series], self.columns
+        parts = [id] if id in columns else id.split(SEPARATOR)
         if self.library == "pandas":
-            return {part: self.frame[part].iloc[rows].reset_index(drop=True) for part in parts}
-        return {part: self.frame[part].gather(rows) for part in parts}
+            return {part: columns[part].iloc[rows].reset_index(drop=True) for part in parts}
+        return {part: columns[part].gather(rows) for part in parts}
 
-    def times(self, time: str, stamps: NDArray[Any], text: Sequence[str]) -> Any:
-        """Times as in its column of times: `stamps`, in UTC if they have a time zone, or where it is text, `text`."""
-        if time not in self.frame.columns:
+    def times(self, time: str, stamps: NDArray[Any], zone: int | None, text: Sequence[str]) -> Any:
+        """Times as in its column of times: `stamps`, which are in this time zone (minutes east of Greenwich; None for
+        days), or where the column is text, `text`."""
+        if time not in self.columns:
             return stamps
-        return as_times(self.library, self.frame[time].dtype, stamps, text)
+        if self.zoned(time) and zone:
+            stamps = stamps - np.timedelta64(zone, "m")
+        return as_times(self.library, self.columns[time].dtype, stamps, text, local=zone is None)
 
 
 def library_of(X: Any) -> str | None:
@@ -129,7 +147,7 @@ def stamps_of(column: Any) -> NDArray[Any]:
     return np.asarray(column.to_numpy()).astype("datetime64[us]")
 
 
-def as_times(library: str, dtype: Any, stamps: NDArray[Any], text: Sequence[str] = ()) -> Any:
+def as_times(library: str, dtype: Any, stamps: NDArray[Any], text: Sequence[str] = (), local: bool = False) -> Any:
     """Times as a column of this type of pandas or polars, if it can hold them.
 
     Args:
@@ -137,6 +155,7 @@ def as_times(library: str, dtype: Any, stamps: NDArray[Any], text: Sequence[str]
         dtype: a type of the library.
         stamps: datetime64, in UTC for a type with a time zone; or numbers.
         text: the same as text, for a type of text.
+        local: whether `stamps` are in the time zone of the type, rather than in UTC.
     """
     module, dates = import_module(library), stamps.dtype.kind == "M"
     numeric = (dtype.is_integer() if library == "polars" else dtype.kind in "iu") and not dates
@@ -146,6 +165,8 @@ def as_times(library: str, dtype: Any, stamps: NDArray[Any], text: Sequence[str]
         if dates and dtype == module.String:
             return module.Series(list(text), dtype=module.String)
         column = module.Series(stamps.astype("datetime64[us]") if dates else stamps)
+        if dates and local and has_zone(dtype):
+            column = column.dt.replace_time_zone(dtype.time_zone, ambiguous="earliest", non_existent="null")
         same = dtype.is_temporal() if dates else numeric and stamps.dtype.kind == "i"
         return column.cast(dtype) if same else column
     if not dates:
@@ -155,7 +176,10 @@ def as_times(library: str, dtype: Any, stamps: NDArray[Any], text: Sequence[str]
         return times.to_period(dtype.freq)
     if _is_time(dtype):
         if has_zone(dtype):
-            times = times.tz_localize("UTC").tz_convert(dtype.tz)
+            if local:
+                times = times.tz_localize(dtype.tz, ambiguous=np.ones(len(times), bool), nonexistent="shift_forward")
+            else:
+                times = times.tz_localize("UTC").tz_convert(dtype.tz)
         return times.as_unit(dtype.unit if has_zone(dtype) else np.datetime_data(dtype)[0])
     return times if dtype.kind in "iuf" else module.Index(list(text))
 
@@ -182,6 +206,17 @@ def _is_period(dtype: Any) -> bool:
 def _is_time(dtype: Any) -> bool:
     """Whether a type, of pandas or polars, is one of dates."""
     return str(dtype).lower().startswith("date") or _is_period(dtype)
+
+
+def _local(column: Any) -> Any:
+    """Times without their time zone, as they are read there."""
+    return column.dt.tz_localize(None) if hasattr(column.dt, "tz_localize") else column.dt.replace_time_zone(None)
+
+
+def _midnights(column: Any) -> bool:
+    """Whether all times of a column with a time zone are midnights there."""
+    stamps = np.asarray(_local(column).to_numpy()).astype("datetime64[us]")
+    return bool(((stamps == stamps.astype("datetime64[D]")) | np.isnat(stamps)).all())
 
 
 def _as_polars(column: Any) -> Any:

@@ -176,7 +176,8 @@ def load(
     """
     if config.file is None:
         raise DataError("give your data as --data.file: a CSV, Parquet, NumPy, JSON or Excel file, or a folder of them")
-    tables = read_tables(config.file, config.header) if frame is None else [_table(frame, str(config.file))]
+    days = like is None or like[1].zone is None
+    tables = read_tables(config.file, config.header) if frame is None else [_table(frame, str(config.file), days)]
     columns = find_columns(tables, config) if like is None else like[0]
     for table in tables:
         table.join_again(columns.time, columns.id)
@@ -191,7 +192,11 @@ def load(
     zone = _zone(tables, columns.time) if like is None else like[1].zone
     raw = [series for table in tables for series in raw_series(table, columns, config, len(tables) > 1, zone)]
     if future is not None:
-        plans = [_table(future, "future")] if isinstance(future, LongFrame) else read_tables(future, config.header)
+        plans = (
+            [_table(future, "future", zone is None)]
+            if isinstance(future, LongFrame)
+            else read_tables(future, config.header)
+        )
         ahead = read_future(plans, columns, config, zone)
         raw = [with_future(series, ahead) for series in raw]
     late: list[str] = []
@@ -230,9 +235,9 @@ def load(
     return data
 
 
-def _table(frame: LongFrame, name: str) -> Table:
-    """A frame as a table; `name` is for messages."""
-    table = frame.table(name)
+def _table(frame: LongFrame, name: str, days: bool) -> Table:
+    """A frame as a table; `name` and `days` are as in `LongFrame.table`."""
+    table = frame.table(name, days)
     if not table.rows:
         raise DataError(f"{name} has no rows of data")
     return table
