@@ -125,6 +125,16 @@ def test_arrays() -> None:
     np.testing.assert_array_equal(table["forecast"].to_numpy()[HORIZON : 2 * HORIZON], last[0])
 
 
+def test_series_too_short_for_a_cutoff_are_left_out_of_it() -> None:
+    series = [values(1)[:8], values(), values(2)]
+    fitted = plmu.Forecaster(HORIZON, season=12, pooled=True).fit(series)
+    table = fitted.cross_validation(windows=2)
+    assert table["series"].to_list() == ["0"] * HORIZON + ["1"] * 2 * HORIZON + ["2"] * 2 * HORIZON
+    past = [rows[: -2 * HORIZON] for rows in series[1:]]
+    first = plmu.Forecaster(HORIZON, season=12, pooled=True).fit(past).predict()
+    np.testing.assert_array_equal(table["forecast"].to_numpy()[HORIZON : 2 * HORIZON], first[0])
+
+
 def test_what_cannot_be_is_named() -> None:
     fitted = plmu.Forecaster(**OPTIONS).fit(long())
     for options, fault in (

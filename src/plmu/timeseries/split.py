@@ -239,8 +239,8 @@ class Split:
         ends = [total - round(wanted.test * total) for total in totals]
         rows = [rows_to_choose_by(wanted.validation, wanted.horizon, end) for end in ends]
         if wanted.pools(data) and validation_rows is None:
-            own = [_own_cut(len(piece), wanted) for piece in data.pieces]
-            rows, ends = [b - a for a, b in own], [b for _, b in own]
+            spans = [_own_cut(total, wanted) for total in totals]
+            rows, ends = [b - a for a, b in spans], [b for _, b in spans]
         if validation_rows is not None:
             rows = list(validation_rows)
         cuts, counts, before = [], [], 0
