@@ -18,7 +18,7 @@ from program import refused
 
 from plmu.cli.program import main
 from plmu.runs import predict
-from plmu.timeseries import forecast_experiment
+from plmu.timeseries import forecast_experiment, forecast_plots
 
 
 def test_predict_goes_beyond_the_last_row(load_run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -225,3 +225,44 @@ def test_irregular_rows_are_counted(
     capsys.readouterr()
     main(["predict", "runs/forecast-load-seed0", "--data.file", "load.csv", "--quiet"])
     assert [row["row"] for row in table(capsys.readouterr().out)] == ["151", "152", "153"]
+
+
+def test_fewer_steps_ahead(load_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["predict", str(load_run), "load.csv", "--quiet"])
+    whole = table(capsys.readouterr().out)
+    main(["predict", str(load_run), "load.csv", "--quiet", "--horizon", "2"])
+    part = table(capsys.readouterr().out)
+    assert len(part) == 2
+    for row, same in zip(part, whole, strict=False):
+        assert row.pop("time") == same["time"]
+        np.testing.assert_allclose([float(row[name]) for name in row], [float(same[name]) for name in row], rtol=1e-8)
+    for wrong in ("0", "7"):
+        message = refused(["predict", str(load_run), "load.csv", "--horizon", wrong], capsys)
+        assert f"--horizon must be an integer from 1 to 6, which was fitted, got {wrong}" in message
+
+
+def test_a_picture_of_forecasts(load_run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name, start in (("a.png", b"\x89PNG"), ("b.svg", b"<?xml")):
+        main(["predict", str(load_run), "load.csv", "--quiet", "--plot", str(tmp_path / name)])
+        shown = capsys.readouterr()
+        assert len(table(shown.out)) == HORIZON
+        assert shown.err == f"wrote {tmp_path / name}\n"
+        assert (tmp_path / name).read_bytes().startswith(start)
+    message = refused(["predict", str(load_run), "load.csv", "--plot", str(tmp_path / "c.csv")], capsys)
+    assert "c.csv does not end in .png, .pdf, .svg: a picture is written as one of these" in message
+
+
+def test_a_picture_says_how_many_series_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    waves = values(120)[:, 0]
+    rows = [f"{np.datetime64('2023-01-01') + i},{shop},{waves[i]:.3f}" for shop in "abcdefgh" for i in range(120)]
+    Path("shops.csv").write_text("\n".join(["day,shop,sales", *rows, ""]))
+    main(["train", "forecast", "shops.csv", "--horizon", "4", "--model.lookback", "24", "--quiet"])
+    titles: list[str] = []
+    monkeypatch.setattr(forecast_plots, "write_plot", lambda figure, path: titles.append(figure.get_suptitle()))
+    capsys.readouterr()
+    main(["predict", "runs/forecast-shops-seed0", "shops.csv", "--quiet", "--plot", "p.png", "--horizon", "3"])
+    assert titles == ["Forecasts of 3 steps, 6 of 8 series (2 left out)"]
+    assert "p.png shows 6 of 8 series; 2 are left out\n" in capsys.readouterr().err

@@ -47,9 +47,10 @@ def test_times_must_increase(times: Any, fault: str) -> None:
         forecaster().fit(frame()).predict(frame(times))
 
 
-@pytest.mark.parametrize("name", ["id", "unique_id", "ID"])
+@pytest.mark.parametrize("name", ["id", "store_id", "ID"])
 def test_columns_of_ids_are_no_measurements(name: str) -> None:
-    with pytest.raises(ValueError, match=f"column '{name}' of X seems to name series and is no measurement: leave it"):
+    fault = f"column '{name}' of X seems to name series and is no measurement: leave it out, or fit with id='{name}'"
+    with pytest.raises(ValueError, match=fault):
         forecaster().fit(frame(**{name: np.repeat([1, 2], N // 2)}))
     fitted = forecaster().fit(frame(**{name: VALUES + 0.5}))  # which has fractions
     assert list(fitted.predict().columns) == ["y", name]

@@ -121,7 +121,11 @@ def predict_parser() -> Parser:
         field = f"data.{name}".replace("-", "_")
         parser.add_argument(f"--data.{name}", dest=field, action="store_true", default=None, help=yes)
         parser.add_argument(f"--data.no-{name}", dest=field, action="store_false", default=None, help=no)
+    parser.add_argument("--horizon", type=int, help="steps ahead, at most those of the run (all of them)")
     parser.add_argument("--out", type=Path, help="file to write: .csv, .parquet or .json (CSV on standard output)")
+    parser.add_argument(
+        "--plot", type=Path, help="draw the last rows, forecasts and intervals of up to 6 series: .png, .pdf or .svg"
+    )
     parser.add_argument("--quiet", action="store_true", help="leave out the notes about the file")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
     return parser
@@ -138,7 +142,8 @@ def predict(options: Namespace) -> None:
         from plmu.cli.catalogue import lookup
         from plmu.runs.predict import predict as run_model
 
-        run_model(options.run, options.file or option_file, lookup, options.out, options.quiet, future, reading)
+        file = options.file or option_file
+        run_model(options.run, file, lookup, options.out, options.quiet, future, reading, options.horizon, options.plot)
 
 
 def stream_parser() -> Parser:

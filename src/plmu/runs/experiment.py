@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -45,6 +45,7 @@ class Predictions:
     columns: dict[str, Sequence[object]]
     notes: list[str] = field(default_factory=list)
     numbers: tuple[str, ...] = ()  # names of the columns whose text is numbers
+    draw: Callable[[Path], list[str]] | None = None  # writes a picture of them, and returns notes about it
 
 
 class Experiment(ABC):
@@ -155,7 +156,14 @@ class Experiment(ABC):
         """
         raise RunError(f"--other-data is for runs of forecast and classify, and {folder} is a run of {self.name}")
 
-    def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
+    def predict(
+        self,
+        folder: Path,
+        config: Config[Any],
+        file: Path,
+        future: Path | None = None,
+        horizon: int | None = None,
+    ) -> Predictions:
         """The predictions of a run's model for the user's own file, for `plmu predict`.
 
         Args:
@@ -163,6 +171,7 @@ class Experiment(ABC):
             config: its configuration.
             file: the user's file.
             future: a file of covariates.
+            horizon: steps ahead, at most those that the model forecasts, which is the default.
 
         Raises:
             DataError: the file is at fault.

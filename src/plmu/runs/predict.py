@@ -18,6 +18,7 @@ from plmu.runs.folder import adding_path, is_finished
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how text begins that spreadsheets compute
 ENDINGS = (".csv", ".parquet", ".json")
+PICTURES = (".png", ".pdf", ".svg")
 
 
 def predict(
@@ -28,6 +29,8 @@ def predict(
     quiet: bool = False,
     future: Path | None = None,
     reading: Mapping[str, Any] | None = None,
+    horizon: int | None = None,
+    plot: Path | None = None,
 ) -> None:
     """Write the predictions of the run in this folder for a file to `out`, or to standard output.
 
@@ -39,20 +42,30 @@ def predict(
         quiet: leave out the notes about the file.
         future: a file of covariates.
         reading: options for reading this file, in place of those of training.
+        horizon: steps ahead of a forecast, at most those that the model forecasts, which is the default.
+        plot: PNG, PDF or SVG file with a picture of the forecasts.
 
     Raises:
         RunError: the run is not finished, is of an experiment that predicts nothing, or has no such option; or `out`
-            has another ending.
+            or `plot` has another ending.
         DataError: the file is at fault.
     """
     if out is not None and out.suffix.lower() not in ("", *ENDINGS):
         raise RunError(f"--out {out} ends in {out.suffix}: predictions are written as {', '.join(ENDINGS)}")
+    if plot is not None and plot.suffix.lower() not in PICTURES:
+        raise RunError(f"--plot {plot} does not end in {', '.join(PICTURES)}: a picture is written as one of these")
     experiment, config = read_config(run, lookup)
     if not is_finished(run):
         raise RunError(f"{run} is not finished: `plmu train` continues it")
-    predictions = experiment.predict(run, _read_by(config, reading or {}, experiment.name), file, future)
+    steps = {} if horizon is None else {"horizon": horizon}
+    predictions = experiment.predict(run, _read_by(config, reading or {}, experiment.name), file, future, **steps)
+    if plot is not None and predictions.draw is None:
+        raise RunError(f"--plot is for forecasts, and {run} is a run of {experiment.name}")
     if not quiet:
         for note in predictions.notes:
+            print(printable(note), file=sys.stderr)
+    if plot is not None and predictions.draw is not None:
+        for note in (*predictions.draw(plot), f"wrote {plot}"):
             print(printable(note), file=sys.stderr)
     if out is None:
         _write_csv(predictions, sys.stdout, printable)

@@ -246,9 +246,13 @@ class Classify(Experiment):
             notes = [*notes, untrained_note(wrong, report.untrained)]
         return _scores(report), notes
 
-    def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
+    def predict(
+        self, folder: Path, config: Config[Any], file: Path, future: Path | None = None, horizon: int | None = None
+    ) -> Predictions:
         if future is not None:
             raise RunError(f"--data.future is for forecasts with covariates, and {folder} is a run of classify")
+        if horizon is not None:
+            raise RunError(f"--horizon is for forecasts, and {folder} is a run of classify")
         assert isinstance(config.data, LabelledConfig)
         classifier = SequenceClassifier.from_run(folder)
         labels = None if config.data.labels is None else file / config.data.labels.name  # among the files of a folder

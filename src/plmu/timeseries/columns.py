@@ -45,6 +45,7 @@ _PARTS = frozenset(
         "dow",
     )
 )
+NAMED_ID = "unique_id"  # what forecasting libraries call the column that names series
 _HEAD = 1000  # values
 _FEW = 0.02  # share of rows that may still have the same time and name of a series
 _ROWS, _TRIED = 10, 8  # fewest rows of a series where several columns name it, and most columns that are combined
@@ -116,7 +117,8 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
         ids = _ids(table, time, {time, *chosen, *parts}, config)
         if ids:
             of = f"column{'s' * (len(ids) > 1)} {', '.join(map(repr, ids))}"
-            notes.append(f"series: named by {of}, since times repeat (--data.id changes it)")
+            why = "" if ids == (NAMED_ID,) else ", since times repeat"
+            notes.append(f"series: named by {of}{why} (--data.id changes it)")
     series = (ids[0] if len(ids) == 1 else table.join_names(ids)) if ids else None
     if not values:
         free = [name for name in table.names if name not in (time, series, *ids, *covariates, *parts)]
@@ -142,6 +144,17 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
     if time is None:
         notes.append("time: no column found; rows are taken as equally far apart")
     return Columns(time, values, series, tuple(notes), covariates, names)
+
+
+def names_series(table: Table, config: SeriesConfig) -> bool:
+    """Whether columns of a table would be taken as names of series (`find_columns`).
+
+    Raises:
+        DataError: a choice is needed.
+    """
+    parts = table.join_times()
+    time = joined_name(parts) if parts else _time(table, config, set())
+    return bool(_ids(table, time, {time, *parts}, config))
 
 
 def _named_times(names: list[str]) -> list[str]:
@@ -247,20 +260,26 @@ def _same(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
 
 def _ids(table: Table, time: str | None, taken: set[str | None], config: SeriesConfig) -> tuple[str, ...]:
     """The column, or the two or three columns together, that tell rows of the same time apart; empty if hardly any time
-    repeats, or no columns do so."""
+    repeats, or no columns do so. A column called unique_id names series in any case, unless it numbers rows."""
     if time is None:
         return ()
     times = table.times(time, config.day_first, config.bad)
     rows = len(times)
-    if bool((times[1:] > times[:-1]).all()):
+    free = [name for name in table.names if name not in taken and table.kind(name) != "time"]
+    increasing = bool((times[1:] > times[:-1]).all())
+    if increasing and NAMED_ID not in free:
         return ()
     _, place = np.unique(times, return_inverse=True)
-    repeated = rows - (int(place.max()) + 1)
-    if repeated <= max(_FEW * rows, 1):
-        return ()
-    free = [name for name in table.names if name not in taken and table.kind(name) != "time"]
-    sparse: tuple[str, ...] = ()
     numbers = {name for name in free if table.kind(name) == "number"}
+    if NAMED_ID in free and (config.values or numbers - {NAMED_ID}):
+        codes, labels = table.codes(NAMED_ID)
+        repeats = rows - len(np.unique(place * len(labels) + codes))
+        if len(labels) <= rows / 2 and repeats <= _FEW * rows:
+            return (NAMED_ID,)
+    repeated = rows - (int(place.max()) + 1)
+    if increasing or repeated <= max(_FEW * rows, 1):
+        return ()
+    sparse: tuple[str, ...] = ()
     for names in _candidates(table, free, rows):
         if not config.values and numbers <= {*names}:
             continue  # nothing would be left to forecast

@@ -10,11 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from plmu.clock import NO_ZONE
 from plmu.timeseries import series
 from plmu.timeseries.choosing import FOLDS, ForecastModel, Options, rolling
+from plmu.timeseries.forecast_tables import forecast_table, formed
 from plmu.timeseries.frames import (
     Form,
     SeriesTable,
@@ -25,7 +27,8 @@ from plmu.timeseries.frames import (
     note_rows,
     with_future,
 )
-from plmu.timeseries.predictions import file_frame, forecast, formed, found_start
+from plmu.timeseries.long_frames import LongFrame, library_of
+from plmu.timeseries.predictions import Ahead, forecast, found_start
 from plmu.timeseries.scores import (
     Intervals,
     Method,
@@ -42,15 +45,17 @@ from plmu.timeseries.split import Settings, Split
 from plmu.timeseries.windows import Windows
 
 _log = logging.getLogger("plmu")
+_WITHOUT_ZONE = "its times have no time zone, and those of the training data have one: give it one"
 
 
 class Input(NamedTuple):
     """Series to forecast."""
 
     pieces: list[Piece]
-    forms: list[Form] | None  # what they were given as; None for a file
+    forms: list[Form] | None  # what they were given as; None for a file or a frame in long format
     placed: bool  # whether the numbers of their first rows are known
     several: bool = False  # whether they were given as a list
+    frame: LongFrame | None = None  # in long format
 
 
 @dataclass(eq=False)
@@ -65,8 +70,9 @@ class Fitted:
     split: Split | None = None  # the series of the fit
     options: Options = field(default_factory=Options)
     without_covariates: ForecastModel | None = None
-    tables: list[SeriesTable] | None = None  # arrays and frames as they were given
+    tables: list[SeriesTable] | None = None  # arrays and wide frames as they were given
     several: bool = False  # whether as a list
+    validation_rows: Sequence[int] | None = None  # of each, if they were given
 
     def series(self, method: str) -> Split:
         """Those of the fit, which this method needs."""
@@ -74,30 +80,70 @@ class Fitted:
             raise ValueError(f"{method} needs the series of fit, and this estimator is of a run's folder")
         return self.split
 
-    def predict(self, X: Any, levels: tuple[float, ...] | None, start: int | None, future: Any) -> Any:
-        """The steps after the last row of X, in its form; `levels` are fractions."""
+    def predict(
+        self,
+        X: Any,
+        levels: tuple[float, ...] | None,
+        start: int | None,
+        future: Any,
+        horizon: int | None = None,
+        quantiles: Sequence[float] | None = None,
+    ) -> Any:
+        """The steps after the last row of X, in its form.
+
+        Args:
+            X: as in `Forecaster.predict`, as `start`, `future` and `horizon` are.
+            levels: of intervals, as fractions.
+            start: of X.
+            future: covariates.
+            horizon: steps ahead; by default all.
+            quantiles: instead of intervals. Their levels are `levels`.
+        """
+        settings = replace(self.settings, horizon=self.checked_horizon(horizon))
         inputs = self.read(X, start, future)
         if self.settings.covariates:
             for place, piece in enumerate(inputs.pieces):
                 name = f"X[{place}]" if inputs.forms is not None and len(inputs.pieces) > 1 else "X"
-                check_ahead(piece, self.settings.horizon, self.covariates, name)
-        intervals = None if levels is None else self.intervals(levels)
-        unit = intervals or self.stored or Intervals.of(self.series("predict"), ())
-        ahead = forecast(self.model, unit, inputs.pieces, inputs.placed)
+                check_ahead(piece, settings.horizon, self.covariates, name)
+        intervals = None if levels is None else self.intervals(levels, settings.horizon)
+        ahead = self.forecast(inputs.pieces, inputs.placed, settings.horizon, intervals)
         if inputs.forms is None:
-            return file_frame(self.settings, inputs.pieces, ahead, intervals)
+            return forecast_table(settings, inputs.pieces, ahead.lines(intervals, quantiles), inputs.frame)
         shown = [
-            formed(self.settings, piece, form, ahead, place, intervals)
+            formed(settings, piece, form, ahead, place, intervals, quantiles)
             for place, (piece, form) in enumerate(zip(inputs.pieces, inputs.forms, strict=True))
         ]
         return shown if inputs.several else shown[0]
 
-    def intervals(self, levels: Sequence[float]) -> Intervals:
-        """Of forecasts, from errors on rows that the model has not seen."""
+    def forecast(
+        self, pieces: Sequence[Piece], placed: bool, horizon: int, intervals: Intervals | None = None
+    ) -> Ahead:
+        """The first `horizon` steps after each piece, for these intervals; later covariates are not read."""
+        unit = intervals or self.stored or Intervals.of(self.series("predict"), ())
+        return forecast(self.model, unit, [piece.ahead(horizon) for piece in pieces], placed).until(horizon)
+
+    def checked_horizon(self, horizon: int | None) -> int:
+        """The number of steps that are forecast, by default all.
+
+        Raises:
+            ValueError: the model does not forecast so many.
+        """
+        most = self.settings.horizon
+        if horizon is None:
+            return most
+        if isinstance(horizon, bool) or not isinstance(horizon, int | np.integer) or not 1 <= horizon <= most:
+            raise ValueError(f"horizon must be an integer from 1 to {most}, which was fitted, got {horizon!r}")
+        return int(horizon)
+
+    def intervals(self, levels: Sequence[float], horizon: int | None = None) -> Intervals:
+        """Of forecasts of the first steps, from errors on rows that the model has not seen."""
         if self.stored is not None:
-            return self.stored.only(levels)
-        unit, errors = self._errors
-        return replace(unit, levels=tuple(sorted(levels))).fitted(errors)
+            whole = self.stored.only(levels)
+        else:
+            unit, errors = self._errors
+            whole = replace(unit, levels=tuple(sorted(levels)))
+            whole = whole.fitted(errors) if levels else whole
+        return replace(whole, low=whole.low[..., :horizon], high=whole.high[..., :horizon])
 
     @cached_property
     def _errors(self) -> tuple[Intervals, Tensor]:
@@ -167,13 +213,13 @@ class Fitted:
         settings = self.settings
         if future is not None and not settings.covariates:
             raise ValueError("future is for covariates: give their columns as Forecaster(covariates=...)")
-        if (X is None and self.tables is None) or isinstance(X, str | os.PathLike | SeriesData):
-            data = self._file_data(X, future)
+        source = self._source(X)
+        if source is not None or (X is None and self.tables is None):
+            data = self._file_data(source, future)
             if data.columns.read != (*settings.values, *settings.covariates):
                 raise ValueError(f"X must have the columns {', '.join((*settings.values, *settings.covariates))}")
-            return Input(
-                _chosen(data.pieces, start, whole), None, X is None or start is not None or data.clock.kind != "rows"
-            )
+            placed = X is None or start is not None or data.clock.kind != "rows"
+            return Input(_chosen(data.pieces, start, whole), None, placed, frame=data.frame)
         tables = self.tables if X is None else as_list(X, "X", self.covariates)
         assert tables is not None
         several = self.several if X is None else is_list_of_series(X)
@@ -202,20 +248,42 @@ class Fitted:
         timed = settings.clock.kind != "rows" and all(table.times is not None for table in tables)
         return Input(pieces, forms, timed or start is not None, several)
 
-    def _file_data(self, X: Any, future: Any) -> SeriesData:
-        """The series of a file, or of the fit, on the clock of the fit."""
-        if isinstance(X, SeriesData) and X.clock == self.settings.clock and future is None:
+    def _source(self, X: Any) -> Path | SeriesData | LongFrame | None:
+        """X if it is read as a file is: what it is read from; else None."""
+        if isinstance(X, str | os.PathLike):
+            return Path(X)
+        if isinstance(X, SeriesData):
             return X
-        if X is None and future is None:
+        if library_of(X) is None:
+            return None
+        settings, fitted = self.settings, None if self.split is None else self.split.data.frame
+        frame = LongFrame.of(X, (settings.id, settings.time)) if fitted is not None or settings.id is not None else None
+        if frame is None or not (fitted is not None or frame.has_names(settings.id)):
+            return None
+        if fitted is not None and fitted.zoned(settings.time) and not frame.zoned(settings.time):
+            raise ValueError(f"X: {_WITHOUT_ZONE}")
+        return frame
+
+    def _file_data(self, source: Path | SeriesData | LongFrame | None, future: Any) -> SeriesData:
+        """The series of a file or a frame in long format, or of the fit, on the clock of the fit."""
+        if isinstance(source, SeriesData) and source.clock == self.settings.clock and future is None:
+            return source
+        if source is None and future is None:
             return self.series("predict").data
-        if X is None or isinstance(X, SeriesData):
-            config = (self.series("predict").data if X is None else X).config
+        frame = source if isinstance(source, LongFrame) else None
+        if source is None or isinstance(source, SeriesData):
+            same = self.series("predict").data if source is None else source
+            config, frame = same.config, same.frame
         else:
             config = None if self.split is None else self.split.data.config
-            config = replace(config or series.SeriesConfig(), file=Path(X))
+            file = Path("X") if isinstance(source, LongFrame) else source
+            config = replace(config or series.SeriesConfig(), file=file)
         assert config is not None
-        data = series.load(config, self.settings.like, None if future is None else Path(future))
-        for note in data.notes if X is not None else ():
+        if future is not None:
+            names = (self.settings.id, self.settings.time)
+            future = Path(future) if library_of(future) is None else LongFrame.of(future, names)
+        data = series.load(config, self.settings.like, future, frame)
+        for note in data.notes if source is not None else ():
             _log.info(note)
         return data
 
@@ -238,7 +306,7 @@ class Fitted:
         if table.form.zoned and not zoned:
             raise ValueError(f"X: {NO_ZONE}")
         if zoned and not table.form.zoned and self.tables is not None:
-            raise ValueError("X: its times have no time zone, and those of the training data have one: give it one")
+            raise ValueError(f"X: {_WITHOUT_ZONE}")
 
     def _check_channels(self, table: SeriesTable) -> None:
         features = table.values.shape[1] + len(self.covariates)

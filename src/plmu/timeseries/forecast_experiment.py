@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -38,8 +38,9 @@ from plmu.timeseries.forecast_models import (
     WindowLSTM,
     equal_size,
 )
+from plmu.timeseries.forecast_plots import plot_ahead
+from plmu.timeseries.forecast_tables import time_column
 from plmu.timeseries.forecaster import Forecaster
-from plmu.timeseries.predictions import time_column
 from plmu.timeseries.saved_forecasts import named, read_tested, score_other_file
 from plmu.timeseries.scores import Intervals, Method, Scores, baselines, model_method, score, unseen_errors
 from plmu.timeseries.series import Piece, SeriesConfig
@@ -155,10 +156,12 @@ class Forecast(Experiment):
         _check_saved(folder, config)
         return score_other_file(folder, config.data, config.horizon)
 
-    def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
+    def predict(
+        self, folder: Path, config: Config[Any], file: Path, future: Path | None = None, horizon: int | None = None
+    ) -> Predictions:
         assert isinstance(config.data, SeriesConfig)
         _check_saved(folder, config)
-        return predict(folder, config.data, file, future)
+        return predict(folder, config.data, file, future, horizon)
 
 
 def _check_saved(folder: Path, config: Config[Any]) -> None:
@@ -310,10 +313,15 @@ def trained_lstm(task: ForecastTask) -> nn.Module:
     return network.eval()
 
 
-def predict(folder: Path, config: SeriesConfig, file: Path, future: Path | None = None) -> Predictions:
+def predict(
+    folder: Path, config: SeriesConfig, file: Path, future: Path | None = None, horizon: int | None = None
+) -> Predictions:
     """The steps after the last row of each series of a file, with their times and intervals, as text."""
     forecaster = Forecaster.from_run(folder)
-    settings = forecaster.settings_
+    try:
+        settings = replace(forecaster.settings_, horizon=forecaster.fitted_.checked_horizon(horizon))
+    except ValueError as error:
+        raise RunError(f"--{error}") from None
     if future is not None and not settings.covariates:
         raise RunError(f"--data.future is for covariates, and {folder} was trained without: give --data.file alone")
     data = series.load(replace(config, file=file), settings.like, future)
@@ -321,7 +329,7 @@ def predict(folder: Path, config: SeriesConfig, file: Path, future: Path | None 
     for piece in last:
         _check_ahead(piece, settings, file, future)
     levels = forecaster.levels_
-    frame = forecaster.predict(data, level=levels or None)
+    frame = forecaster.predict(data, level=levels or None, horizon=settings.horizon)
     time, ahead = time_column(settings), np.arange(1, settings.horizon + 1)
     counted = 1 if settings.clock.kind == "rows" else 0  # rows are counted from 1
     columns: dict[str, list[str]] = {}
@@ -342,7 +350,8 @@ def predict(folder: Path, config: SeriesConfig, file: Path, future: Path | None 
     short = sum(len(piece) < settings.least for piece in last)
     if short:
         data.notes.append(f"{short:,} series shorter than {settings.least} steps: less certain")
-    return Predictions(dict(columns), data.notes, tuple(numbers))
+    draw = partial(plot_ahead, data=data, settings=settings, frame=frame, levels=levels)
+    return Predictions(dict(columns), data.notes, tuple(numbers), draw)
 
 
 def _check_ahead(piece: Piece, settings: Settings, file: Path, future: Path | None) -> None:

@@ -12,17 +12,17 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
+from plmu.errors import DataError
 from plmu.runtime.stream import Stream
 from plmu.timeseries.base import Estimator
 from plmu.timeseries.choosing import ForecastModel, Options, fit
+from plmu.timeseries.cross_validation import Tested, before, last_pieces, tested_table
 from plmu.timeseries.fitted import Fitted
-from plmu.timeseries.frames import (
-    as_list,
-    is_list_of_series,
-)
-from plmu.timeseries.predictions import at_phase, stream_after
+from plmu.timeseries.frames import as_list, is_list_of_series
+from plmu.timeseries.long_frames import is_long, library_of
+from plmu.timeseries.predictions import at_phase, level_of, stream_after
 from plmu.timeseries.season import CALENDARS
-from plmu.timeseries.series import SeriesData, read_series
+from plmu.timeseries.series import SeriesConfig, SeriesData, read_series
 from plmu.timeseries.split import Settings, Split, Wanted
 
 _log = logging.getLogger("plmu")
@@ -43,6 +43,8 @@ class Forecaster(Estimator):
     >>> forecaster.predict()  # the 24 steps after the last row
     >>> forecaster.predict(level=[80, 95])  # with prediction intervals
     >>> forecaster.predict(later)  # the steps after other rows
+    >>> plmu.Forecaster(horizon=12).fit(sales).predict()  # a frame with a row for each time of each series
+    >>> forecaster.cross_validation(windows=3)  # forecasts from earlier rows beside what was measured
     >>> plmu.save(forecaster.model, "load.plmu")
 
     Covariates are columns that are known ahead, such as a holiday, a planned price or a weather forecast. They are not
@@ -130,36 +132,53 @@ class Forecaster(Estimator):
         starts: Sequence[int] | None = None,
         validation_rows: Sequence[int] | None = None,
         names: Sequence[str] | None = None,
+        id: str | None = None,
+        time: str | None = None,
+        values: Sequence[str] | None = None,
     ) -> Self:
         """Fit to one series or several. Each of several counts in units of its own standard deviation.
+
+        >>> forecaster.fit(frame)  # unique_id, ds, y: detected
+        >>> forecaster.fit(frame, id="store", time="when", values=["sales"])
 
         Args:
             X: (time,) or (time, channels), a data frame whose columns are channels, or a list of them; or the path of a
                 CSV, Parquet, NumPy, JSON or Excel file, or what `plmu.timeseries.read_series` returns. In a frame of
                 pandas or polars, time stamps (a column, or the index) tell where later rows are in the season, and
                 which rows are missing: these are treated as in a file, by holding the last value for up to 48 steps
-                (`notes_`). Rows at the end in which only covariates have values are ahead of the series.
+                (`notes_`). Rows at the end in which only covariates have values are ahead of the series. A frame in
+                long format, with a row for each time of each series, is read as a file with its content is.
             y: not used; for scikit-learn.
             starts: for arrays and frames, the number of the first row of each series on a clock that they share. By
                 default time stamps tell, or all begin together.
             validation_rows: for arrays and frames, the number of validation rows of each, instead of `validation`.
             names: for arrays and frames, the series that each is a part of. By default each is a series.
+            id: for files and frames in long format, the column that names the series of a row; or columns, with commas;
+                "" for a single series. By default it is detected where times repeat, or called unique_id.
+            time: for the same, the column of times. By default detected.
+            values: for the same, the columns to forecast. By default all columns of numbers that vary.
 
         Returns:
             This estimator.
 
         Raises:
             ValueError: an argument is wrong, X has missing values, or it is too short.
-            DataError: the file is missing or wrong.
+            DataError: the file is missing or wrong, or the frame in long format is.
         """
         self._check_arguments()
         for name in ("feature_names_in_", "notes_"):
             vars(self).pop(name, None)
-        if isinstance(X, str | os.PathLike):
-            X = read_series(Path(X), covariates=tuple(map(str, self._columns)))
+        columns = {name: value for name, value in (("id", id), ("time", time), ("values", values)) if value is not None}
+        is_path = isinstance(X, str | os.PathLike)
+        if columns and not is_path and library_of(X) is None:
+            raise ValueError(f"{next(iter(columns))} names a column: X must be a data frame or a file")
+        if is_path or columns or is_long(X, SeriesConfig()):
+            X = read_series(X, covariates=tuple(map(str, self._columns)), **columns)
         if isinstance(X, SeriesData):
             if starts is not None or validation_rows is not None or names is not None:
-                raise ValueError("starts, validation_rows and names are for arrays and frames, and X is a file")
+                raise ValueError(
+                    "starts, validation_rows and names are for arrays and frames, and X is a file or in long format"
+                )
             split = self.split(X)
             self.feature_names_in_ = np.array(X.columns.read, dtype=object)
             self.notes_ = [*X.notes, split.summary(calendar=self.calendar != "none")]
@@ -168,14 +187,15 @@ class Forecaster(Estimator):
         else:
             tables = as_list(X, "X", self._columns)
             split = Split.of_tables(tables, self._columns, self._wanted(), starts, validation_rows, names)
-            if (columns := tables[0].form.columns) is not None:
-                self.feature_names_in_ = np.array(columns, dtype=object)
+            if (channels := tables[0].form.columns) is not None:
+                self.feature_names_in_ = np.array(channels, dtype=object)
             if split.data.clock.kind != "rows":
                 self.notes_ = split.data.notes
                 for note in self.notes_:
                     _log.info(note)
             self.fit_split(split)
             self._fitted.tables, self._fitted.several = tables, is_list_of_series(X)
+            self._fitted.validation_rows = validation_rows
             return self
         return self.fit_split(split)
 
@@ -227,30 +247,48 @@ class Forecaster(Estimator):
         level: float | Sequence[float] | None = None,
         start: int | None = None,
         future: Any = None,
+        horizon: int | None = None,
+        quantiles: Sequence[float] | None = None,
     ) -> Any:
         """The `horizon` steps after the last row of X.
 
+        >>> forecaster.predict(level=80)
+        >>> forecaster.predict(later, horizon=6)
+        >>> forecaster.predict(quantiles=[0.1, 0.5, 0.9])
+
         Args:
             X: as in `fit`, of any length of at least one row; by default the series of `fit`. Only the last rows
-                matter: `lookback` of the series, and `lags` more of the covariates.
+                matter: `lookback` of the series, and `lags` more of the covariates. In long format it may have other
+                series than those of `fit`.
             level: levels of prediction intervals in percent, such as [80, 95].
             start: the number of X's first row, counted from the first row of `fit`: it tells where in the season X is.
                 By default time stamps tell, or it is found by comparing X with the season.
             future: covariates of the next `horizon` rows or more, (time, covariates) or a data frame; a list for
                 a list; a path for a file. By default they are in the last rows of X, in which the other columns are
                 empty.
+            horizon: the number of steps, at most those that were fitted, which is the default.
+            quantiles: of the values ahead, between 0 and 1, instead of intervals: their ends are quantiles, and the
+                point forecast is the median.
 
         Returns:
-            For arrays (horizon,) or (horizon, channels), or with levels a `Forecast`; for frames a frame of the columns
-            alone, or with levels a frame with times, each column and its `column-lo-80`, `column-hi-80`, …; a list for
-            a list. For a file a polars frame with times and, of several series, their names.
+            For arrays (horizon,) or (horizon, channels), or with levels a `Forecast`, or with quantiles (quantiles,
+            horizon) or (quantiles, horizon, channels); for frames a frame of the columns alone, or with levels a frame
+            with times, each column and its `column-lo-80`, `column-hi-80`, … or `column-q-10`, …; a list for a list.
+            For a frame in long format, and for a file, which gives one of polars, a frame with the names of series,
+            times and these columns.
 
         Raises:
             ValueError: an argument is wrong, or a covariate is not known for `horizon` rows.
             DataError: the file is missing or wrong.
         """
         self._check_fitted()
-        return self._fitted.predict(X, _levels(level), start, future)
+        levels = _levels(level)
+        if quantiles is not None:
+            if level is not None:
+                raise ValueError("give level or quantiles: both are ends of the same intervals")
+            quantiles = _quantiles(quantiles)
+            levels = tuple(sorted({level_of(quantile) for quantile in quantiles} - {0.0}))
+        return self._fitted.predict(X, levels, start, future, horizon, quantiles)
 
     def evaluate(self, X: Any = None, *, start: int | None = None) -> dict[str, float]:
         """Errors of the forecasts from every row, in units of each channel's standard deviation in `fit`.
@@ -301,6 +339,81 @@ class Forecaster(Estimator):
         if isinstance(folds, bool) or not isinstance(folds, int) or folds < 1:
             raise ValueError(f"folds must be an integer of at least 1, got {folds!r}")
         return self._fitted.backtest(X, folds)
+
+    def cross_validation(
+        self,
+        windows: int = 3,
+        *,
+        step: int | None = None,
+        horizon: int | None = None,
+        refit: bool = True,
+        level: float | Sequence[float] | None = None,
+    ) -> Any:
+        """Rolling origin at the ends of the series of `fit`: forecasts from earlier rows beside what was measured.
+
+        For each cutoff an estimator with the same arguments is fitted to the rows up to it, `test` rows included, and
+        its forecasts begin at the next step. They have not seen later rows; but covariates are known ahead.
+
+        >>> table = forecaster.cross_validation(windows=3, level=80)
+        >>> (table["y"] - table["forecast"]).abs().mean()
+
+        Args:
+            windows: the number of cutoffs. The horizon of the last one ends with each series.
+            step: steps from one cutoff to the next; by default `horizon`.
+            horizon: steps ahead, at most those that were fitted, which is the default.
+            refit: whether to fit for each cutoff. If not, the fit for the first one forecasts from all.
+            level: levels of prediction intervals in percent, such as [80, 95].
+
+        Returns:
+            A data frame like that of `fit`, of polars for files and arrays: the name of the series, if it has several
+            or a column of them; the time; "cutoff", the time of the last row that was known; the column, NaN or null
+            where nothing was measured; "forecast"; and "forecast-lo-80", "forecast-hi-80", … Of several columns the
+            forecasts are called "load-forecast" and so on. Series that are too short for a cutoff are left out of it.
+
+        Raises:
+            ValueError: an argument is wrong, or the rows before a cutoff are too few.
+        """
+        self._check_fitted()
+        fitted, levels = self._fitted, _levels(level)
+        horizon = fitted.checked_horizon(horizon)
+        step = horizon if step is None else step
+        for name, value in (("windows", windows), ("step", step)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        data = fitted.series("cross_validation").data
+        tests: list[Tested] = []
+        model = fitted
+        for number in range(windows):
+            back = horizon + (windows - 1 - number) * step
+            past = before(data, back, horizon)
+            if not past.pieces:
+                raise ValueError(
+                    f"the first of {windows} cutoffs is {back} steps before the end of the series, none of which has"
+                    " so many rows: give fewer windows or a smaller step"
+                )
+            if refit or not number:
+                try:
+                    model = self._fitted_to(past)
+                except (ValueError, DataError) as error:
+                    raise ValueError(
+                        f"cutoff {number + 1} of {windows}, {back} steps before the end: {error}"
+                    ) from None
+            pieces = last_pieces(past)
+            ahead = model.forecast(pieces, True, horizon)
+            intervals = None if levels is None else model.intervals(levels, horizon)
+            tests.append(Tested(pieces, ahead.lines(intervals)))
+        form = None if fitted.tables is None else fitted.tables[0].form
+        return tested_table(data, fitted.settings, tests, horizon, form)
+
+    def _fitted_to(self, data: SeriesData) -> Fitted:
+        """An estimator with the same arguments, fitted to all rows of these series."""
+        other = type(self)(**{**self.get_params(), "test": 0.0})
+        if data.config is not None:
+            return other.fit_split(other.split(data)).fitted_
+        tables = self._fitted.tables
+        assert tables is not None
+        split = Split.of_each(data, len(tables), other._wanted(), self._fitted.validation_rows)
+        return other.fit_split(split).fitted_
 
     def plot(self, path: str | Path, level: float | Sequence[float] = (80, 95)) -> None:
         """Draw forecasts of the last rows with their intervals on what was measured: of the test rows, or without
@@ -380,9 +493,9 @@ class Forecaster(Estimator):
 
     def _wanted(self) -> Wanted:
         season, lags = self.season, self.lags
-        given = [name for name in _OF_LOOKBACK if getattr(self, name) is not None]
-        if self.pooled and given:
-            raise ValueError(f"pooled=True takes no {given[0]}: leave out one of the two")
+        of_lookback = [name for name in _OF_LOOKBACK if getattr(self, name) is not None]
+        if self.pooled and of_lookback:
+            raise ValueError(f"pooled=True takes no {of_lookback[0]}: leave out one of the two")
         return Wanted(
             self.horizon,
             self.lookback,
@@ -392,7 +505,7 @@ class Forecaster(Estimator):
             lags,
             self.validation,
             self.test,
-            False if given else self.pooled,
+            False if of_lookback else self.pooled,
         )
 
     def _options(self) -> Options:
@@ -414,6 +527,14 @@ class Forecaster(Estimator):
             raise ValueError(f"validation must be a share or a number of rows, at least 0, got {self.validation!r}")
         if not 0 <= self.test < 1:
             raise ValueError(f"test must be a share, at least 0 and below 1, got {self.test!r}")
+
+
+def _quantiles(quantiles: Sequence[float]) -> list[float]:
+    """Quantiles as different numbers between 0 and 1."""
+    listed = [float(value) for value in quantiles] if isinstance(quantiles, Iterable) else []
+    if not listed or not all(0 < value < 1 for value in listed) or len(set(listed)) < len(listed):
+        raise ValueError(f"quantiles must be different numbers between 0 and 1, such as [0.1, 0.9], got {quantiles!r}")
+    return listed
 
 
 def _levels(level: float | Sequence[float] | None) -> tuple[float, ...] | None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from plmu.clock import Clock
 from plmu.timeseries.clock import find_clock
 from plmu.timeseries.columns import LARGEST, Columns
+from plmu.timeseries.long_frames import as_times, has_zone, library_of, stamps_of
 from plmu.timeseries.series import Numbers, Piece, SeriesConfig, SeriesData, pieces_of
 from plmu.timeseries.series_notes import counted, note_clock
 from plmu.timeseries.table_rows import RawSeries
@@ -38,8 +39,7 @@ class Form:
     @property
     def zoned(self) -> bool:
         """Whether its times have a time zone."""
-        dtype = None if self.times is None else self.times.dtype
-        return getattr(dtype, "tz", getattr(dtype, "time_zone", None)) is not None  # of pandas, of polars
+        return self.times is not None and has_zone(self.times.dtype)
 
     def like(self, values: Numbers) -> Any:
         """Values (time, channels) in this form."""
@@ -58,14 +58,9 @@ class Form:
         library = sys.modules[self.frame or "polars"]
         if stamps is None or self.times is None:
             return library.DataFrame(columns)
-        if self.frame == "polars":
-            times = library.Series(self.times.name, stamps.astype("datetime64[us]")).cast(self.times.dtype)
-            return library.DataFrame([times, *(library.Series(name, values) for name, values in columns.items())])
-        times = library.DatetimeIndex(stamps, name=self.times.name)
-        if getattr(self.times.dtype, "tz", None) is not None:
-            times = times.tz_localize("UTC").tz_convert(self.times.dtype.tz)
+        times = as_times(self.frame or "polars", self.times.dtype, stamps)
         if self.index:
-            return library.DataFrame(columns, index=times)
+            return library.DataFrame(columns, index=times.rename(self.times.name))
         return library.DataFrame({self.times.name: times, **columns})
 
 
@@ -270,8 +265,7 @@ def _place(column: str | int, names: tuple[str, ...] | None, width: int, name: s
 
 def _unchecked(X: Any, name: str) -> SeriesTable:
     """The series in X, whose values may be NaN or infinite; `name` is for errors."""
-    library = type(X).__module__.partition(".")[0]
-    if library in ("pandas", "polars") and hasattr(X, "columns"):
+    if (library := library_of(X)) is not None:
         return _from_frame(X, library, name)
     array = numbers(X, name)
     if array.ndim not in (1, 2):
@@ -313,8 +307,8 @@ def _from_frame(frame: Any, library: str, name: str) -> SeriesTable:
     for column in list(frame.columns):
         if str(column).lower() in _IDS and "int" in str(frame[column].dtype).lower():
             raise ValueError(
-                f"column {column!r} of {name} seems to name series and is no measurement: leave it out, and give"
-                " several series as a list of frames"
+                f"column {column!r} of {name} seems to name series and is no measurement: leave it out, or fit with"
+                f" id={column!r}"
             )
         kind = str(frame[column].dtype)
         if kind.lower().startswith("date"):
@@ -326,7 +320,7 @@ def _from_frame(frame: Any, library: str, name: str) -> SeriesTable:
     arrays = [numbers(frame[column].to_numpy(), f"column {column!r} of {name}") for column in columns]
     names = tuple(str(column) for column in columns)
     form = Form(False, library, names, names, None if times is None else times[:0], index)
-    return SeriesTable(np.stack(arrays, axis=1), form, None if times is None else _increasing(_stamps(times), name))
+    return SeriesTable(np.stack(arrays, axis=1), form, None if times is None else _increasing(stamps_of(times), name))
 
 
 def _increasing(times: NDArray[Any], name: str) -> NDArray[Any]:
@@ -344,13 +338,6 @@ def _increasing(times: NDArray[Any], name: str) -> NDArray[Any]:
             " and in each a row for each time"
         )
     raise ValueError(f"{name} has the time {times[row]} in row {row}, before that of row {row - 1}: sort it by time")
-
-
-def _stamps(column: Any) -> NDArray[Any]:
-    """Times as datetime64[us], in UTC where they have a time zone."""
-    if getattr(column.dtype, "tz", None) is not None:  # of pandas
-        column = getattr(column, "dt", column).tz_convert(None)
-    return np.asarray(column.to_numpy()).astype("datetime64[us]")
 
 
 def _checked(values: Numbers, name: str, names: tuple[str, ...] | None, places: Sequence[int] | None = None) -> Numbers:

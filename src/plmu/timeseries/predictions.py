@@ -1,10 +1,10 @@
-"""Forecasts of the steps after the last rows of series, with their intervals, in the form of what was given."""
+"""Forecasts of the steps after the last rows of series, with their intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +16,9 @@ from plmu.nn.pooled import PooledForecast
 from plmu.runs.intervals import bound_names
 from plmu.runtime.stream import Stream
 from plmu.timeseries.effects import padded
-from plmu.timeseries.frames import Form
 from plmu.timeseries.scores import Intervals
 from plmu.timeseries.season import aligned
 from plmu.timeseries.series import Numbers, Piece
-from plmu.timeseries.split import Settings
 from plmu.timeseries.windows import BLOCK
 
 
@@ -50,6 +48,32 @@ class Ahead(NamedTuple):
     def bounds(self, intervals: Intervals) -> tuple[Tensor, Tensor]:
         """Lower and upper ends of the intervals, (levels, series, channels, horizon)."""
         return intervals.bounds(self.mean, self.spread)
+
+    def lines(self, intervals: Intervals | None, quantiles: Sequence[float] | None = None) -> dict[str, Tensor]:
+        """The point forecast, and ends of intervals or instead quantiles, (series, channels, horizon), by what follows
+        the column's name in theirs: "", "-lo-80", "-hi-80", "-q-10" …"""
+        lines = {"": self.mean}
+        if intervals is None:
+            return lines
+        lower, upper = self.bounds(intervals)
+        if quantiles is None:
+            for level, low, high in zip(intervals.percent, lower, upper, strict=True):
+                lines |= dict(zip(bound_names("", level), (low, high), strict=True))
+            return lines
+        for quantile in quantiles:
+            level = level_of(quantile)
+            ends = upper if quantile > 0.5 else lower
+            lines[f"-q-{100 * quantile:.10g}"] = ends[intervals.levels.index(level)] if level else self.mean
+        return lines
+
+    def until(self, horizon: int) -> Ahead:
+        """The first steps ahead."""
+        return Ahead(self.mean[..., :horizon], self.spread)
+
+
+def level_of(quantile: float) -> float:
+    """The level of the interval that ends at a quantile of errors; 0 for the median, which is the point forecast."""
+    return round(abs(2 * quantile - 1), 12)
 
 
 ForecastModel = LookbackForecast | PooledForecast
@@ -89,44 +113,6 @@ def forecast(model: ForecastModel, unit: Intervals, pieces: Sequence[Piece], pla
             else:
                 forecasts.append(model.read(windows, phase))
     return Ahead(torch.cat(forecasts), torch.cat(spreads))
-
-
-def formed(settings: Settings, piece: Piece, form: Form, ahead: Ahead, place: int, intervals: Intervals | None) -> Any:
-    """The forecast of one array or frame, the `place`-th of them."""
-    mean = ahead.mean[place].mT.numpy()  # (horizon, channels)
-    if intervals is None:
-        return form.like(mean)
-    lower, upper = (bounds[:, place].mT.numpy() for bounds in ahead.bounds(intervals))
-    if form.frame is None:
-        cut = (..., 0) if form.flat else ...
-        return Forecast(mean[cut], lower[cut], upper[cut], intervals.percent)
-    columns = _columns(form.names or (), mean.T, lower.swapaxes(1, 2), upper.swapaxes(1, 2), intervals.percent)
-    if form.times is None:
-        return form.table(columns)
-    stamps, zone = _stamps(settings, piece), settings.clock.zone
-    return form.table(columns, stamps - np.timedelta64(zone, "m") if zone and form.zoned else stamps)
-
-
-def file_frame(settings: Settings, pieces: Sequence[Piece], ahead: Ahead, intervals: Intervals | None) -> Any:
-    """A polars frame with the forecasts of the series of a file, one after the other."""
-    import polars
-
-    columns: dict[str, Any] = {}
-    if settings.id is not None or len(pieces) > 1:
-        columns[settings.id or "series"] = [piece.name for piece in pieces for _ in range(settings.horizon)]
-    columns[time_column(settings)] = np.concatenate([_stamps(settings, piece) for piece in pieces])
-    mean = ahead.mean.movedim(1, 0).flatten(1).numpy()
-    levels: tuple[float, ...] = ()
-    lower = upper = mean[None][:0]
-    if intervals is not None:
-        lower, upper = (bounds.movedim(2, 1).flatten(2).numpy() for bounds in ahead.bounds(intervals))
-        levels = intervals.percent
-    return polars.DataFrame({**columns, **_columns(settings.values, mean, lower, upper, levels)})
-
-
-def time_column(settings: Settings) -> str:
-    """The name of the column of times in forecasts."""
-    return "row" if settings.clock.kind == "rows" or settings.time is None else settings.time
 
 
 def found_start(model: ForecastModel, piece: Piece) -> int:
@@ -195,25 +181,3 @@ def _last_phase(model: LookbackForecast, window: Tensor) -> int:
     spread = window.std(1, correction=0).clamp(min=1e-30)  # series have amplitudes of their own
     changes = (window - window[:, -1:]).mT / spread
     return aligned(changes.float(), model.season_pattern / scale) + window.shape[1] - 1
-
-
-def _stamps(settings: Settings, piece: Piece) -> Any:
-    """The times of the steps ahead: datetime64[us], numbers, or rows counted from 1."""
-    clock, steps = settings.clock, piece.last + np.arange(1, settings.horizon + 1)
-    if clock.kind == "rows":
-        return steps + 1
-    if clock.kind == "numbers":
-        return clock.first + clock.step * (steps + piece.offset)
-    return clock.dates(steps, piece.offset)
-
-
-def _columns(
-    names: Sequence[str], mean: Numbers, lower: Numbers, upper: Numbers, levels: Sequence[float]
-) -> dict[str, Any]:
-    """Columns of means (columns, rows) and of bounds (levels, columns, rows)."""
-    columns: dict[str, Any] = {}
-    for place, name in enumerate(names):
-        columns[name] = mean[place]
-        for level, low, high in zip(levels, lower[:, place], upper[:, place], strict=True):
-            columns |= dict(zip(bound_names(name, level), (low, high), strict=True))
-    return columns

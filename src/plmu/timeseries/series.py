@@ -1,4 +1,4 @@
-"""Series from tables: rows at equal steps, without gaps, and their split by time."""
+"""Series from files and frames as tables: rows at equal steps, without gaps, and their split by time."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from plmu.data.files import DataConfig
 from plmu.errors import DataError, in_one_line
 from plmu.timeseries.clock import find_clock
 from plmu.timeseries.columns import Columns, find_columns
+from plmu.timeseries.long_frames import LongFrame, library_of
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.series_notes import counted, ended, note_clock, note_other_rate
 from plmu.timeseries.table_rows import Numbers as Numbers
@@ -98,6 +99,12 @@ class Piece:
         covariates = None if self.covariates is None else self.covariates[:end]
         return replace(self, values=self.values[:end], measured=self.measured[:end], covariates=covariates)
 
+    def ahead(self, horizon: int) -> Piece:
+        """The piece with covariates for at most `horizon` steps ahead."""
+        if self.covariates is None or len(self.covariates) <= len(self) + horizon:
+            return self
+        return replace(self, covariates=self.covariates[: len(self) + horizon])
+
 
 @dataclass
 class SeriesData:
@@ -109,7 +116,8 @@ class SeriesData:
     notes: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # rows that were changed, by kind of change (`_counted`)
     other: bool = False  # whether columns and clock are those of the data that a model was trained on
-    config: SeriesConfig | None = None  # the file and how it was read; None for arrays and frames
+    config: SeriesConfig | None = None  # the file and how it was read; None for arrays and wide frames
+    frame: LongFrame | None = None  # that it was read from instead of a file
 
     @property
     def rows(self) -> int:
@@ -122,14 +130,16 @@ class SeriesData:
         return replace(self, pieces=pieces)
 
 
-def read_series(path: str | Path, **options: Any) -> SeriesData:
-    """The series of a file or folder, as `plmu train forecast` reads them.
+def read_series(source: Any, **options: Any) -> SeriesData:
+    """The series of a file, a folder or a data frame, as `plmu train forecast` reads them.
 
     >>> data = plmu.timeseries.read_series("load.csv", time="when", values=["load"], missing="linear")
     >>> forecaster = plmu.Forecaster(horizon=24).fit(data)
+    >>> data = plmu.timeseries.read_series(frame, id="store", longest_gap=7)  # a row for each day of each store
 
     Args:
-        path: CSV, Parquet, NumPy, JSON or Excel file, or a folder of them with a series each.
+        source: CSV, Parquet, NumPy, JSON or Excel file, or a folder of them with a series each; or a frame of pandas or
+            polars, which is read as a file with its content is.
         options: `time`, `values`, `covariates`, `id`, `step`, `missing`, `longest_gap`, `irregular`, `duplicates`,
             `bad`, `absent`, `day_first` and `header`, which `plmu train forecast --help` describes as --data.NAME.
 
@@ -141,23 +151,33 @@ def read_series(path: str | Path, **options: Any) -> SeriesData:
         ValueError: an option has a value that it cannot have.
         DataError: there is no file, or something in it is at fault.
     """
-    return load(configured(SeriesConfig, path, options, "read_series"))
+    if library_of(source) is None:
+        return load(configured(SeriesConfig, source, options, "read_series"))
+    config = configured(SeriesConfig, "X", options, "read_series")
+    return load(config, frame=LongFrame.of(source, (config.time, config.id)))
 
 
-def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future: Path | None = None) -> SeriesData:
-    """The series of the configuration's file.
+def load(
+    config: SeriesConfig,
+    like: tuple[Columns, Clock] | None = None,
+    future: Path | LongFrame | None = None,
+    frame: LongFrame | None = None,
+) -> SeriesData:
+    """The series of the configuration's file, or of a frame.
 
     Args:
         config: the file and how to read it.
         like: columns and clock of the data that a model was trained on, to read other data alike.
-        future: a file with the covariates of the steps after the last values.
+        future: a file or frame with the covariates of the steps after the last values.
+        frame: read instead of the file, whose name stands for it in messages.
 
     Raises:
         DataError: there is no file, or something in it is at fault.
     """
     if config.file is None:
         raise DataError("give your data as --data.file: a CSV, Parquet, NumPy, JSON or Excel file, or a folder of them")
-    tables = read_tables(config.file, config.header)
+    days = like is None or like[1].zone is None
+    tables = read_tables(config.file, config.header) if frame is None else [_table(frame, str(config.file), days)]
     columns = find_columns(tables, config) if like is None else like[0]
     for table in tables:
         table.join_again(columns.time, columns.id)
@@ -172,7 +192,12 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
     zone = _zone(tables, columns.time) if like is None else like[1].zone
     raw = [series for table in tables for series in raw_series(table, columns, config, len(tables) > 1, zone)]
     if future is not None:
-        ahead = read_future(future, columns, config, zone)
+        plans = (
+            [_table(future, "future", zone is None)]
+            if isinstance(future, LongFrame)
+            else read_tables(future, config.header)
+        )
+        ahead = read_future(plans, columns, config, zone)
         raw = [with_future(series, ahead) for series in raw]
     late: list[str] = []
     if like is None and not config.values:
@@ -194,6 +219,7 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
             day_first = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
             clock = replace(clock, day_first=day_first, zone=zone)
     data = SeriesData(columns, clock, [], notes, other=like is not None, config=config)
+    data.frame = None if frame is None else frame.with_rows(tables[0], columns.id)
     for series in raw:
         data.pieces += pieces_of(series, config, data)
     if clock.kind != "rows":
@@ -207,6 +233,14 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
         data.notes.append(f"series: {len({series.name for series in raw}):,}, by {by}")
     data.notes[:] = map(in_one_line, data.notes)
     return data
+
+
+def _table(frame: LongFrame, name: str, days: bool) -> Table:
+    """A frame as a table; `name` and `days` are as in `LongFrame.table`."""
+    table = frame.table(name, days)
+    if not table.rows:
+        raise DataError(f"{name} has no rows of data")
+    return table
 
 
 def _clock_of(
@@ -353,7 +387,8 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
     for filled, present in zip(grid.T, measured.T, strict=True):
         end = max(rows, len(present) - int(present[::-1].argmax()))  # missing covariates at the end stay missing
         if config.missing == "linear":
-            filled[:end] = np.interp(at[:end], at[present], filled[present])
+            held_or_present = present | (at == 0)
+            filled[:end] = np.interp(at[:end], at[held_or_present], filled[held_or_present])
         else:
             filled[:end] = filled[np.maximum.accumulate(np.where(present, at, 0))][:end]
     data.counts["filled"] += int((~measured[:rows, :channels].all(axis=1)).sum())

@@ -217,15 +217,32 @@ class Split:
         if names is not None:
             labels = [str(name) for name in _for_each(tables, names, "names")]
             data.pieces = [dataclasses.replace(piece, name=labels[piece.source]) for piece in data.pieces]
-        lengths = np.bincount([piece.source for piece in data.pieces], [len(piece) for piece in data.pieces])
+        if validation_rows is not None:
+            _for_each(tables, validation_rows, "validation_rows")
+        return cls.of_each(data, len(tables), wanted, validation_rows)
+
+    @classmethod
+    def of_each(
+        cls, data: SeriesData, count: int, wanted: Wanted, validation_rows: Sequence[int] | None = None
+    ) -> Split:
+        """The series of arrays and frames, each cut by its own length.
+
+        Args:
+            data: the series.
+            count: the number of arrays or frames (`Piece.source`), some of which may have no rows.
+            wanted: what is asked for.
+            validation_rows: the number of validation rows of each.
+        """
+        sources = [piece.source for piece in data.pieces]
+        lengths = np.bincount(sources, [len(piece) for piece in data.pieces], minlength=count)
         totals = [int(length) for length in lengths]
         ends = [total - round(wanted.test * total) for total in totals]
         rows = [rows_to_choose_by(wanted.validation, wanted.horizon, end) for end in ends]
         if wanted.pools(data) and validation_rows is None:
-            own = [_own_cut(len(piece), wanted) for piece in data.pieces]
-            rows, ends = [b - a for a, b in own], [b for _, b in own]
+            spans = [_own_cut(total, wanted) for total in totals]
+            rows, ends = [b - a for a, b in spans], [b for _, b in spans]
         if validation_rows is not None:
-            rows = _for_each(tables, validation_rows, "validation_rows")
+            rows = list(validation_rows)
         cuts, counts, before = [], [], 0
         for number, piece in enumerate(data.pieces):
             place, length = piece.source, len(piece)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from plmu.clock import NO_ZONE
 from plmu.data.table_files import stem
 from plmu.errors import DataError
 from plmu.timeseries.columns import LARGEST, Columns
-from plmu.timeseries.tables import Table, read_tables
+from plmu.timeseries.tables import Table
 
 if TYPE_CHECKING:
     from plmu.timeseries.series import SeriesConfig
@@ -118,9 +117,8 @@ def rows_of(values: Numbers) -> int:
     return len(measured) - int(measured[::-1].argmax()) if measured.any() else 0
 
 
-def read_future(path: Path, columns: Columns, config: SeriesConfig, zone: int | None) -> dict[str, RawSeries]:
-    """The rows of --data.future, by the name of their series; under "" if the file does not name series, for all."""
-    tables = read_tables(path, config.header)
+def read_future(tables: list[Table], columns: Columns, config: SeriesConfig, zone: int | None) -> dict[str, RawSeries]:
+    """The rows of --data.future, by the name of their series; under "" if it does not name series, for all."""
     for table in tables:
         table.join_again(columns.time, columns.id)
     alone = len(tables) == 1 and columns.id not in tables[0].names

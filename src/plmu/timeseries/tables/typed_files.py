@@ -8,12 +8,17 @@ import json
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plmu.errors import DataError, how_to_install
 from plmu.timeseries.tables.csv_files import from_csv
 from plmu.timeseries.tables.limits import check, check_bytes
 from plmu.timeseries.tables.table import Table
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_EXACT = 2.0**53  # integers below it are exact in float64
 
 
 def from_parquet(path: Path) -> Table:
@@ -26,22 +31,46 @@ def from_parquet(path: Path) -> Table:
         frame = pl.read_parquet(path, glob=False)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path} is not a Parquet file that can be read ({str(error).splitlines()[0]})") from None
+    columns, dropped, zoned = typed(frame)
+    zoned = [name for name in zoned if getattr(frame[name].dtype, "time_zone", None) != "UTC"]
+    notes = [f"column {name!r}: time zones converted to UTC" for name in zoned]
+    return _table(path, columns, dropped, notes, zoned)
+
+
+def typed(frame: pl.DataFrame) -> tuple[list[pl.Series], list[str], list[str]]:
+    """The columns of a table: truth values as 0 and 1, times in UTC, integers that float64 has not exactly as text; the
+    names of columns of other types, which are left out; and the names of columns whose times have a time zone."""
+    import polars as pl
+
     columns, dropped, zoned = [], [], []
     for column in frame:
         kind = column.dtype
-        if kind.is_numeric() or kind == pl.Boolean or kind == pl.Null:
+        if kind.is_integer() and (column.is_not_null() & (column.cast(pl.Float64).abs() >= _EXACT)).any():
+            columns.append(column.cast(pl.String))
+        elif kind.is_numeric() or kind == pl.Boolean or kind == pl.Null:
             columns.append(column.cast(pl.Float64))
         elif kind in (pl.Date, pl.Datetime):
             zone = getattr(kind, "time_zone", None)
             times = column.cast(pl.Datetime("us", zone))
-            if zone not in (None, "UTC"):
+            if zone is not None:
                 zoned.append(column.name)
             columns.append(times.dt.convert_time_zone("UTC").dt.replace_time_zone(None) if zone else times)
         elif kind in (pl.String, pl.Categorical, pl.Enum):
             columns.append(column.cast(pl.String))
         else:
             dropped.append(column.name)
-    notes = [f"column {name!r}: time zones converted to UTC" for name in zoned]
+    return columns, dropped, zoned
+
+
+def from_frame(frame: pl.DataFrame, path: Path) -> Table:
+    """The table of a data frame in memory; `path` is what to call it in messages."""
+    columns, dropped, zoned = typed(frame)
+    return _table(path, columns, dropped, [], zoned)
+
+
+def _table(path: Path, columns: list[pl.Series], dropped: list[str], notes: list[str], zoned: list[str]) -> Table:
+    import polars as pl
+
     notes += [f"left out, neither numbers nor times nor text: {', '.join(dropped)}"] if dropped else []
     if not columns:
         raise DataError(f"{path} has no columns of numbers, times or text")
