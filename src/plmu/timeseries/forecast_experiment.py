@@ -43,7 +43,7 @@ from plmu.timeseries.predictions import time_column
 from plmu.timeseries.saved_forecasts import named, read_tested, score_other_file
 from plmu.timeseries.scores import Intervals, Method, Scores, baselines, model_method, score, unseen_errors
 from plmu.timeseries.series import Piece, SeriesConfig
-from plmu.timeseries.split import Settings, Split, what_was_done
+from plmu.timeseries.split import NO_VALIDATION, Settings, Split, what_was_done
 from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
@@ -132,6 +132,7 @@ class Forecast(Experiment):
         forecast_files.plot_forecasts(folder / forecast_files.FORECASTS, split, network, intervals)
         if not isinstance(network, LookbackForecast | PooledForecast):
             return lines
+        lines += forecast_files.model_summary(task.fitted.validation_)
         lines += forecast_files.season_summary(task.fitted.validation_)
         if settings.covariates:
             lines.append(forecast_files.covariates_summary(settings.covariates, task.fitted.validation_))
@@ -195,13 +196,15 @@ class ForecastTask(Task):
         intervals = Intervals.of(self.split, self.config.intervals)
         if not intervals.levels:
             return intervals
-        own = isinstance(model, LookbackForecast | PooledForecast)
-        folds = self.fitted.fitted_.folds if own else None
+        closed = isinstance(model, LookbackForecast | PooledForecast)
+        folds = self.fitted.fitted_.folds if closed else None
         return intervals.fitted(unseen_errors(self.split, model_method(model), folds))
 
     def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """Errors over the windows of a split; on the test rows beside those of the baselines."""
         split, origins = self.split, batch[0].cpu()
+        if not len(origins):  # there are no validation rows
+            return {}
         tested = torch.equal(origins, self.test[0])
         methods = {"model": model_method(model), **(self.baselines if tested else {})}
         intervals = self.intervals(model) if tested else None
@@ -240,6 +243,7 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
     except ValueError as error:
         raise DataError(f"--model.{error}") from None
     summary = split.summary(calendar=isinstance(config.model, ClosedModel) and config.model.calendar)
+    unchosen = {} if any(begin < end for begin, end in split.cuts) else {"validation": NO_VALIDATION}
     nothing = (torch.zeros(0, dtype=torch.long),)
     task = ForecastTask(
         nothing,
@@ -249,8 +253,8 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
         metric=METRIC,
         higher_is_better=False,
         score=lambda model, batch: task.scores(model, batch),
-        notes={"data": f"own data: {data.rows:,} rows", "settings": summary},
-        messages=[*data.notes, summary],
+        notes={"data": f"own data: {data.rows:,} rows", "settings": summary, **unchosen},
+        messages=[*data.notes, *split.notes, summary],
         unfitted=forecaster,
         split=split,
         config=config,
@@ -258,7 +262,7 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
     task.train = (split.origins("train", TRAINED),)
     task.valid, task.test = (split.scored("valid"),), (split.scored("test"),)
     for kind, (origins,), share in (("test", task.test, config.data.test), ("valid", task.valid, config.data.valid)):
-        if not len(origins):
+        if not len(origins) and not (split.settings.window and kind == "valid"):
             raise DataError(
                 f"{config.data.file}: the {kind} rows, {100 * share:g} % of {data.rows:,}, hold no window of"
                 f" {split.settings.least} steps and its horizon of {horizon}: give more rows, a smaller --horizon or"

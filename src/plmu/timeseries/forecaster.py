@@ -162,7 +162,7 @@ class Forecaster(Estimator):
                 raise ValueError("starts, validation_rows and names are for arrays and frames, and X is a file")
             split = self.split(X)
             self.feature_names_in_ = np.array(X.columns.read, dtype=object)
-            self.notes_ = [*X.notes, split.summary(calendar=self.calendar != "none")]
+            self.notes_ = [*X.notes, *split.notes, split.summary(calendar=self.calendar != "none")]
             for note in self.notes_:
                 _log.info(note)
         else:
@@ -256,20 +256,23 @@ class Forecaster(Estimator):
         """Errors of the forecasts from every row, in units of each channel's standard deviation in `fit`.
 
         Args:
-            X: as in `fit`. Each window of `lookback` rows that has `horizon` rows after it counts. By default the test
-                rows of `fit` (`test`).
+            X: as in `fit`. Each window of all rows that the model reads that has `horizon` rows after it counts, and of
+                a shorter series its longest window. By default the test rows of `fit` (`test`).
             start: as in `predict`.
 
         Returns:
-            "mse" and "mae"; the same of each baseline, such as "last value mse", "seasonal last value mse" and
-            "linear mse"; "variance" of what was to be forecast; and "windows", their number.
+            "mse" and "mae"; of several series also "mase" and "smape", averages over series as in forecasting
+            competitions; the same of each baseline, such as "last value mse", "seasonal last value mse", "linear mse"
+            and "Theta mse"; "variance" of what was to be forecast; and "windows", their number. MASE is relative to
+            the mean change over a season in the rows before the test rows, or in X.
         """
         self._check_fitted()
         scores, variance = self._fitted.scores(X, start, self._fitted.baselines, torch.tensor(self.mean_))
         results: dict[str, float] = {}
         for name, errors in scores.errors.items():
             prefix = "" if name == "model" else f"{name} "
-            results |= {f"{prefix}mse": errors.mse, f"{prefix}mae": errors.mae}
+            values = {"mse": errors.mse, "mae": errors.mae, **errors.averages()}
+            results |= {f"{prefix}{kind}": value for kind, value in values.items()}
         return {**results, "variance": variance, "windows": scores.windows}
 
     def score(self, X: Any, y: Any = None, *, start: int | None = None) -> float:
@@ -380,9 +383,9 @@ class Forecaster(Estimator):
 
     def _wanted(self) -> Wanted:
         season, lags = self.season, self.lags
-        given = [name for name in _OF_LOOKBACK if getattr(self, name) is not None]
-        if self.pooled and given:
-            raise ValueError(f"pooled=True takes no {given[0]}: leave out one of the two")
+        of_lookback = [name for name in _OF_LOOKBACK if getattr(self, name) is not None]
+        if self.pooled and of_lookback:
+            raise ValueError(f"pooled=True takes no {of_lookback[0]}: leave out one of the two")
         return Wanted(
             self.horizon,
             self.lookback,
@@ -392,7 +395,7 @@ class Forecaster(Estimator):
             lags,
             self.validation,
             self.test,
-            False if given else self.pooled,
+            False if of_lookback else self.pooled,
         )
 
     def _options(self) -> Options:

@@ -349,8 +349,8 @@ def _latest_places(lengths: Tensor, horizon: int, limit: int, stride: int) -> Pl
     places = _counted_back(taken, lengths - horizon, strides)
     if len(places.series) <= limit:
         return places
-    some = torch.arange(0, len(places.series), stride_of(len(places.series), limit, 0))
-    return Places(places.series[some], places.ends[some])
+    taken = torch.arange(0, len(places.series), stride_of(len(places.series), limit, 0))
+    return Places(places.series[taken], places.ends[taken])
 
 
 def _validation_places(lengths: Tensor, rows: Tensor, horizon: int) -> Places:
