@@ -4,9 +4,12 @@ look-back window, fitted in closed form in seconds.
 Models: `closed` is fitted by ridge regression. `gradient` starts from it and is trained further. `lstm` is the
 baseline. Settings that you do not give are chosen on the validation rows, which come before the test rows.
 
+Several series, or a short one, may be forecast by readouts that all series share (--model.pooled).
+
 Scores: errors over every window of the test rows, in units of each column's standard deviation in the training rows,
-beside the baselines last value, seasonal last value and a linear map of the same window; and how often the measured
-value was in the prediction interval. The run's folder has plots of them.
+beside the baselines last value, seasonal last value, a linear map of the same window and, of several series or a short
+one, Theta; with several series MASE and sMAPE; and how often the measured value was in the prediction interval. The
+run's folder has plots of them.
 
 Covariates (--data.covariates) are columns that are known ahead. Their effect is fitted, too, and used where it helps.
 """
@@ -193,6 +196,8 @@ class ForecastTask(Task):
     def intervals(self, model: nn.Module) -> Intervals:
         if self.stored is not None:
             return self.stored
+        if type(self.config.model) is ClosedModel:
+            return self.fitted.fitted_.intervals(self.config.intervals)
         intervals = Intervals.of(self.split, self.config.intervals)
         if not intervals.levels:
             return intervals
@@ -201,11 +206,14 @@ class ForecastTask(Task):
         return intervals.fitted(unseen_errors(self.split, model_method(model), folds))
 
     def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:
-        """Errors over the windows of a split; on the test rows beside those of the baselines."""
+        """Errors over the windows of a split; on the test rows beside those of the baselines, and on the validation rows
+        those of the model that has not seen them."""
         split, origins = self.split, batch[0].cpu()
         if not len(origins):  # there are no validation rows
             return {}
         tested = torch.equal(origins, self.test[0])
+        if not tested and type(self.config.model) is ClosedModel:
+            model = self.fitted.fitted_.unrefitted
         methods = {"model": model_method(model), **(self.baselines if tested else {})}
         intervals = self.intervals(model) if tested else None
         scores = score(methods, split, origins, intervals)

@@ -156,7 +156,7 @@ def fit(
     """
     panel = Panel.of(series, torch.tensor(lengths), season)
     rows = torch.tensor(validation_rows)
-    past = panel._replace(lengths=panel.lengths - rows)
+    past = Panel.of(series, panel.lengths - rows, season)
     candidates = Candidates.of(past.lengths, horizon, season)
     window = candidates.window
     checked_places = _validation_places(panel.lengths, rows, horizon)
