@@ -154,7 +154,7 @@ def test_thirty_months_are_forecast_a_year(
     Path("panel.csv").write_text("\n".join(["month,sales", *lines, ""]))
     main(["train", "forecast", "panel.csv", "--horizon", "12"])
     shown = capsys.readouterr().out
-    assert "too few rows for validation rows: nothing is chosen by them" in shown
+    assert "no validation rows, since series are too short" in shown
     result = json.loads((RUN / "result.json").read_text())
     assert result["valid"] == {}
     assert "validation" in result["notes"]
@@ -186,7 +186,7 @@ def test_new_series_are_forecast(
     main(["evaluate", str(RUN), "--other-data", "--data.file", "new.csv"])
     assert "mase" in capsys.readouterr().out
     main(["evaluate", str(RUN)])
-    for to, file in (("c", "model.c"), ("torch", "model.pt2")):
+    for to, file in (("c", "model.c"), ("onnx", "model_step.onnx")):
         main(["export", str(RUN), "--to", to, "--out", "exported"])
         assert (Path("exported") / file).stat().st_size > 0
     stream = plmu.Stream(plmu.load(RUN / "model.plmu"))
@@ -211,6 +211,21 @@ def test_an_estimator_of_a_panel_has_all_methods(tmp_path: Path) -> None:
     for value in series[0]:
         ahead = stream.push([value])
     np.testing.assert_allclose(np.asarray(ahead), forecaster.predict()[0], rtol=50 * torch.finfo(torch.float32).eps)
+
+
+def test_a_frame_that_is_split_at_a_long_gap_is_cut_by_its_own_length() -> None:
+    """Beside a shorter series; validation and test rows are the last ones of all parts."""
+    pandas = pytest.importorskip("pandas")
+    days = pandas.date_range("2024-01-01", periods=260, freq="D")
+    values = 50 + 10 * np.sin(2 * np.pi * np.arange(260) / 7)
+    whole = pandas.DataFrame({"day": days, "sales": values})
+    frames = [whole[(days < days[100]) | (days >= days[160])], whole[:60]]
+    forecaster = plmu.Forecaster(HORIZON, season=7, validation=0.2, test=0.2, pooled=True).fit(frames)
+    split = forecaster.fitted_.split
+    assert split is not None
+    assert [len(piece) for piece in split.data.pieces] == [100, 100, 60]
+    assert split.cuts == [(100, 100), (20, 60), (36, 48)]
+    assert all(len(ahead) == HORIZON for ahead in forecaster.predict())
 
 
 def test_thousands_of_short_series_take_seconds() -> None:

@@ -206,7 +206,7 @@ class ForecastTask(Task):
         return intervals.fitted(unseen_errors(self.split, model_method(model), folds))
 
     def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:
-        """Errors over the windows of a split; on the test rows beside those of the baselines, and on the validation rows
+        """Errors over the windows of a split: on the test rows beside those of the baselines, on the validation rows
         those of the model that has not seen them."""
         split, origins = self.split, batch[0].cpu()
         if not len(origins):  # there are no validation rows

@@ -37,7 +37,8 @@ class Forecaster(Estimator):
     The Delay Network's final state over the last `lookback` values is read out by ridge regression (see
     `plmu.nn.LookbackForecast`). Options that are None are chosen by the error on the last part of the data, the
     validation rows: the regularisation, whether channels get readouts of their own, and whether to take out a season.
-    After `fit`, `model` is an ordinary plmu model: it streams, saves and folds.
+    Several series, or a short one, may be forecast by readouts that all series share instead (`pooled`); see
+    `plmu.nn.PooledForecast`. After `fit`, `model` is an ordinary plmu model: it streams, saves and folds.
 
     >>> forecaster = plmu.Forecaster(horizon=24).fit(load)  # (time,) or (time, channels), a data frame, or a file
     >>> forecaster.predict()  # the 24 steps after the last row
@@ -62,7 +63,8 @@ class Forecaster(Estimator):
         individual: whether each channel may have a readout of its own; by default where that helps.
         alpha: regularisation of the ridge regression, for features of unit power; by default chosen.
         validation: the validation rows, which options are chosen by: their number, or below 1 their share.
-        refit: whether to fit once more on all rows, with the options that were chosen; by default for many series.
+        refit: whether to fit once more on all rows, with the options that were chosen; by default where readouts are
+            shared (`pooled`).
         covariates: columns that are known ahead: names in a data frame or file, or numbers of columns in an array.
         lags: steps of a covariate that its effect depends on, the present one included; by default 1, 4 or 48.
         calendar: what a row is, "day", "weekday" or "week": where one series has two years of them, a seasonal profile
@@ -171,7 +173,7 @@ class Forecaster(Estimator):
             if (columns := tables[0].form.columns) is not None:
                 self.feature_names_in_ = np.array(columns, dtype=object)
             if split.data.clock.kind != "rows":
-                self.notes_ = split.data.notes
+                self.notes_ = [*split.data.notes, *split.notes]
                 for note in self.notes_:
                     _log.info(note)
             self.fit_split(split)

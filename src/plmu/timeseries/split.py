@@ -31,7 +31,7 @@ from plmu.timeseries.windows import Windows
 LOOKBACK, ORDER = 336, 96  # the look-back, and the highest order, that are proposed
 SHORT = 400  # rows of a series that counts as short
 SCORED = 100_000  # windows over all columns, up to which every one is scored
-NO_VALIDATION = "too few rows for validation rows: nothing is chosen by them"
+NO_VALIDATION = "no validation rows, since series are too short or none are wanted: nothing is chosen by them"
 SPLITS = ("train", "valid", "test")
 _Value = TypeVar("_Value")
 _SMALLEST = 1e-15  # standard deviation of which squares are still numbers in float32
