@@ -221,7 +221,7 @@ def test_a_server_names_the_columns(load_run: Path) -> None:
 
 def test_an_export_names_the_columns(load_run: Path, tmp_path: Path) -> None:
     main(["export", str(load_run), "--to", "c", "--out", str(tmp_path)])
-    about = json.loads((tmp_path / "model.json").read_text())
+    about = json.loads((tmp_path / "model.c.json").read_text())
     assert (about["columns"], about["horizon"]) == (["load", "temp"], HORIZON)
 
 

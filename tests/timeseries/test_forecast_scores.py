@@ -229,7 +229,9 @@ def test_the_variance_of_what_is_forecast() -> None:
 def test_the_seasonal_baseline_is_the_same_phase_of_the_last_season(season: int) -> None:
     rows = noise(20, 8 + HORIZON)
     windows = torch.tensor(rows[:, None, :8])
-    forecast = seasonal_value(HORIZON, season)(Examples(windows, windows, None, torch.zeros(20)))
+    forecast = seasonal_value(HORIZON, season)(
+        Examples(windows, windows, None, torch.zeros(20), torch.full((20,), 8), torch.zeros(20, 1))
+    )
     for step in range(HORIZON):
         place = 8 + step
         while place >= 8:

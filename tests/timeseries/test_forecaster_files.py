@@ -53,7 +53,7 @@ def test_the_estimator_is_the_command(load_run: Path, capsys: pytest.CaptureFixt
     folds = json.loads((load_run / "forecast.json").read_text())["backtest"]
     assert forecaster.backtest(folds=2) == folds
     assert any(note.startswith("time: column 'time', every 2 h") for note in forecaster.notes_)
-    assert forecaster.notes_[-1].startswith("model: forecasts 6 steps from a look-back of")
+    assert forecaster.notes_[-1] == "model: forecasts 6 steps from at most 144; a season of 12 steps"
 
 
 def test_a_saved_run_predicts_the_same(load_run: Path) -> None:

@@ -225,10 +225,10 @@ def _doubled(keep: Tensor, changes: Tensor, inputs: Tensor) -> Tensor:
     steps, shift = torch.arange(inputs.shape[1], device=inputs.device), 1
     while shift < _MOST_BLOCKS:
         present, earlier = (steps >= shift)[:, None, None], (steps - shift).clamp(min=0)
-        kept, changed, added = (part.index_select(1, earlier) for part in (keep, changes, inputs))
+        earlier_keep, changed, added = (part.index_select(1, earlier) for part in (keep, changes, inputs))
         inputs = torch.where(present, inputs + _moved(keep, changes, added), inputs)
-        changed = _moved(keep, changes, changed) + changes * kept
-        keep, changes = torch.where(present, keep * kept, keep), torch.where(present, changed, changes)
+        changed = _moved(keep, changes, changed) + changes * earlier_keep
+        keep, changes = torch.where(present, keep * earlier_keep, keep), torch.where(present, changed, changes)
         shift *= 2
     return inputs
 

@@ -54,7 +54,8 @@ def read_results(stem: Path, metric: str, wanted: dict[str, Any], defaults: dict
 
 
 def read_result(folder: Path, metric: str, refit: bool = False) -> dict[str, Any]:
-    """The content of result.json, with all fields of the right type; a refit has no validation score."""
+    """The content of result.json, with all fields of the right type. A refit has no validation score, nor has
+    a run whose notes say why."""
     path = folder / RESULT_FILE
     try:
         result: dict[str, Any] = read_json(path)
@@ -64,7 +65,8 @@ def read_result(folder: Path, metric: str, refit: bool = False) -> dict[str, Any
         right["seed"] = right["seed"] and folder.name.endswith(f"-seed{result['seed']}")
         for name in ("valid", "test"):
             right[name] = right[name] and all(_is(value, (int, float)) for value in result[name].values())
-            right[name] = right[name] and (metric in result[name] or (refit and name == "valid"))
+            unscored = name == "valid" and (refit or "validation" in result.get("notes", {}))
+            right[name] = right[name] and (metric in result[name] or unscored)
         right["history"] = is_history(result.get("history", []))  # absent from runs of earlier versions
     except (ValueError, TypeError, AttributeError):
         raise RunError(f"{path} is damaged: {AGAIN}") from None

@@ -109,6 +109,7 @@ class Choice:
             again = best_ridge(data.all_sums(layer, _FITTED), valid, (best.alpha,), (best.pull,))
             model = self._in_data_units(layer, again.weight)
         summary = Summary(
+            model="look-back",
             mse=best.error,
             lookback=lookback,
             season=layer.season,
@@ -211,9 +212,11 @@ def fit(split: Split, options: Options) -> tuple[Chosen, Numbers, Numbers]:
     names = [piece.name for piece in pieces]
     relative = len(set(names)) > 1
     if relative:
+        places_of: dict[str, list[int]] = {}
+        for place, name in enumerate(names):
+            places_of.setdefault(name, []).append(place)
         sizes = {}
-        for name in set(names):
-            places = [place for place, other in enumerate(names) if other == name]
+        for name, places in places_of.items():
             rows = np.concatenate([past[place] for place in places])
             if len(rows) < 2:  # all rows of this series are validation rows
                 rows = np.concatenate([pieces[place].values for place in places])
@@ -253,38 +256,36 @@ def _pooled(
     series = [piece.values[:, channel] for piece in pieces for channel in range(channels)]
     lengths, rows = ([count for count in counts for _ in range(channels)] for counts in
                      ([len(piece) for piece in pieces], validation_rows))  # fmt: skip
-    found = pooled.fit(series, lengths, rows, horizon, settings.season, channels)
+    shared = pooled.fit(series, lengths, rows, horizon, settings.season, channels)
     refit = options.refit is not False
     summary = Summary(
         model="pooled",
-        error=found.error,
+        errors={"pooled": shared.error},
         season=settings.season,
-        lookback=found.model.window,
-        members=[(*kind, alpha, count) for kind, alpha, count in found.members],
+        calendar=False,
+        lookback=shared.model.window,
+        members=[(*kind, alpha, count) for kind, alpha, count in shared.members],
+        tried=[],
     )
-    chosen = Chosen(found.model if refit else found.unrefitted, found.unrefitted, summary)
+    chosen = Chosen(shared.model if refit else shared.unrefitted, shared.unrefitted, summary)
     long = sum(len(piece) - count - horizon >= 2 * settings.lookback and count >= horizon
                for piece, count in zip(pieces, validation_rows, strict=True))  # fmt: skip
     if options.pooled or settings.lookback < MEMORY or 2 * long < len(pieces):
         return chosen
     other = lookback_model()
     windows = Windows.of(pieces)
-    piece, channel = found.checked.series // channels, found.checked.series % channels
+    piece, channel = shared.checked.series // channels, shared.checked.series % channels
     forecasts = []
-    origins = windows.offsets[piece] + found.checked.ends - 1
+    origins = windows.offsets[piece] + shared.checked.ends - 1
     with torch.no_grad():
-        for some, lane in zip(origins.split(BLOCK), channel.split(BLOCK), strict=True):
-            examples = windows.take(some, settings.lookback, horizon)
+        for block, lane in zip(origins.split(BLOCK), channel.split(BLOCK), strict=True):
+            examples = windows.take(block, settings.lookback, horizon)
             phase = examples.steps % max(other.unrefitted.season, 1)
             ahead = other.unrefitted.read(examples.windows, phase) + examples.level[..., None]
-            forecasts.append(ahead[torch.arange(len(some)), lane])
-    error = found.error_of(torch.cat(forecasts))
-    if not error < found.error:
-        summary["lookback_error"] = error
-        return chosen
-    return replace(
-        other, summary=Summary(other.summary, model="lookback", error=error, **{"error of pooled": found.error})
-    )
+            forecasts.append(ahead[torch.arange(len(block)), lane])
+    errors = {"pooled": shared.error, "look-back": shared.error_of(torch.cat(forecasts))}
+    best = other if errors["look-back"] < errors["pooled"] else chosen
+    return replace(best, summary=Summary(best.summary, errors=errors))
 
 
 class Fold(NamedTuple):

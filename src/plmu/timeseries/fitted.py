@@ -34,6 +34,7 @@ from plmu.timeseries.scores import (
     Method,
     Scores,
     baselines,
+    first_rows_to_score,
     last_value,
     model_method,
     score,
@@ -41,6 +42,7 @@ from plmu.timeseries.scores import (
     variance,
 )
 from plmu.timeseries.series import Piece, SeriesData
+from plmu.timeseries.series_scores import SeriesUnits
 from plmu.timeseries.split import Settings, Split
 from plmu.timeseries.windows import Windows
 
@@ -190,14 +192,16 @@ class Fitted:
         """Errors over every window of the model and of other methods, and the variance around the mean of what was to
         be forecast."""
         split = self.series("evaluate")
-        windows, origins, pieces = split.windows, split.scored("test"), split.data.pieces
+        windows, origins, pieces, units = split.windows, split.scored("test"), split.data.pieces, None
         if X is not None:
             inputs = self.read(X, start, whole=True)
             pieces = inputs.pieces
             if not inputs.placed:
                 pieces = [replace(piece, start=found_start(self.model, piece)) for piece in pieces]
             windows = Windows.of(pieces)
-            rows = [(0, len(piece)) for piece in pieces]
+            lengths = [len(piece) for piece in pieces]
+            rows = list(zip(first_rows_to_score(self.model, split.settings, pieces), lengths, strict=True))
+            units = SeriesUnits.of(pieces, lengths, split.settings.season)
             origins = windows.origins(rows, split.settings.least, split.horizon)
         if not len(origins):
             if X is None:
@@ -205,7 +209,7 @@ class Fitted:
             needed, longest = split.settings.least + split.horizon, max(map(len, pieces))
             raise ValueError(f"X must have at least {needed} rows for one window and its horizon, got {longest}")
         methods = {"model": model_method(self.model), **methods}
-        scores = score(methods, split, origins, windows=windows)
+        scores = score(methods, split, origins, windows=None if X is None else windows, units=units)
         return scores, variance(windows, origins, split, mean)
 
     def read(self, X: Any, start: int | None = None, future: Any = None, whole: bool = False) -> Input:

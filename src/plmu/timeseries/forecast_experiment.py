@@ -4,9 +4,12 @@ look-back window, fitted in closed form in seconds.
 Models: `closed` is fitted by ridge regression. `gradient` starts from it and is trained further. `lstm` is the
 baseline. Settings that you do not give are chosen on the validation rows, which come before the test rows.
 
+Several series, or a short one, may be forecast by readouts that all series share (--model.pooled).
+
 Scores: errors over every window of the test rows, in units of each column's standard deviation in the training rows,
-beside the baselines last value, seasonal last value and a linear map of the same window; and how often the measured
-value was in the prediction interval. The run's folder has plots of them.
+beside the baselines last value, seasonal last value, a linear map of the same window and, of several series or a short
+one, Theta; with several series MASE and sMAPE; and how often the measured value was in the prediction interval. The
+run's folder has plots of them.
 
 Covariates (--data.covariates) are columns that are known ahead. Their effect is fitted, too, and used where it helps.
 """
@@ -44,7 +47,7 @@ from plmu.timeseries.forecaster import Forecaster
 from plmu.timeseries.saved_forecasts import named, read_tested, score_other_file
 from plmu.timeseries.scores import Intervals, Method, Scores, baselines, model_method, score, unseen_errors
 from plmu.timeseries.series import Piece, SeriesConfig
-from plmu.timeseries.split import Settings, Split, what_was_done
+from plmu.timeseries.split import NO_VALIDATION, Settings, Split, what_was_done
 from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
@@ -133,6 +136,7 @@ class Forecast(Experiment):
         forecast_files.plot_forecasts(folder / forecast_files.FORECASTS, split, network, intervals)
         if not isinstance(network, LookbackForecast | PooledForecast):
             return lines
+        lines += forecast_files.model_summary(task.fitted.validation_)
         lines += forecast_files.season_summary(task.fitted.validation_)
         if settings.covariates:
             lines.append(forecast_files.covariates_summary(settings.covariates, task.fitted.validation_))
@@ -195,6 +199,8 @@ class ForecastTask(Task):
     def intervals(self, model: nn.Module) -> Intervals:
         if self.stored is not None:
             return self.stored
+        if type(self.config.model) is ClosedModel:
+            return self.fitted.fitted_.intervals(self.config.intervals)
         intervals = Intervals.of(self.split, self.config.intervals)
         if not intervals.levels:
             return intervals
@@ -207,9 +213,14 @@ class ForecastTask(Task):
         return intervals.fitted(unseen_errors(self.split, method, folds, intervals))
 
     def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:
-        """Errors over the windows of a split; on the test rows beside those of the baselines."""
+        """Errors over the windows of a split: on the test rows beside those of the baselines, on the validation rows
+        those of the model that has not seen them."""
         split, origins = self.split, batch[0].cpu()
+        if not len(origins):  # there are no validation rows
+            return {}
         tested = torch.equal(origins, self.test[0])
+        if not tested and type(self.config.model) is ClosedModel:
+            model = self.fitted.fitted_.unrefitted
         methods = {"model": model_method(model), **(self.baselines if tested else {})}
         intervals = self.intervals(model) if tested else None
         scores = score(methods, split, origins, intervals)
@@ -247,6 +258,7 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
     except ValueError as error:
         raise DataError(f"--model.{error}") from None
     summary = split.summary(calendar=isinstance(config.model, ClosedModel) and config.model.calendar)
+    unchosen = {} if any(begin < end for begin, end in split.cuts) else {"validation": NO_VALIDATION}
     nothing = (torch.zeros(0, dtype=torch.long),)
     task = ForecastTask(
         nothing,
@@ -256,8 +268,8 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
         metric=METRIC,
         higher_is_better=False,
         score=lambda model, batch: task.scores(model, batch),
-        notes={"data": f"own data: {data.rows:,} rows", "settings": summary},
-        messages=[*data.notes, summary],
+        notes={"data": f"own data: {data.rows:,} rows", "settings": summary, **unchosen},
+        messages=[*data.notes, *split.notes, summary],
         unfitted=forecaster,
         split=split,
         config=config,
@@ -265,7 +277,7 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
     task.train = (split.origins("train", TRAINED),)
     task.valid, task.test = (split.scored("valid"),), (split.scored("test"),)
     for kind, (origins,), share in (("test", task.test, config.data.test), ("valid", task.valid, config.data.valid)):
-        if not len(origins):
+        if not len(origins) and not (split.settings.window and kind == "valid"):
             raise DataError(
                 f"{config.data.file}: the {kind} rows, {100 * share:g} % of {data.rows:,}, hold no window of"
                 f" {split.settings.least} steps and its horizon of {horizon}: give more rows, a smaller --horizon or"

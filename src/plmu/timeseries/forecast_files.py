@@ -113,6 +113,11 @@ def write_report(
         "windows": scores.windows,
         "mse": {name: errors.mse for name, errors in scores.errors.items()},
         "mae": {name: errors.mae for name, errors in scores.errors.items()},
+        **{
+            kind: {name: errors.averages().get(kind) for name, errors in scores.errors.items()}
+            for kind in ("mase", "smape")
+            if scores.errors["model"].series is not None
+        },
         "mae in own units": {
             name: {
                 column: None if np.isnan(value) else value
@@ -135,14 +140,22 @@ def write_report(
         ])  # fmt: skip
     lines.append(f"test: {scores.windows:,} windows; mse and mae in units of each column's standard deviation")
     shorter = sorted({steps for steps in horizons if steps < settings.horizon})
-    header = ["", "mse", "mae", *(f"mse of {steps} steps" for steps in shorter)]
+    several = ["mase", "smape"] if scores.errors["model"].series is not None else []
+    names = {"mase": "MASE", "smape": "sMAPE"}
+    header = ["", "mse", "mae", *(names[kind] for kind in several), *(f"mse of {steps} steps" for steps in shorter)]
     header += [f"mae of {shortened(name)}" for name in settings.values]
     rows = [
         [
             name,
             *(
                 "–" if np.isnan(value) else f"{value:.4g}"
-                for value in (errors.mse, errors.mae, *map(errors.until, shorter), *in_units[name])
+                for value in (
+                    errors.mse,
+                    errors.mae,
+                    *(errors.averages().get(kind, np.nan) for kind in several),
+                    *map(errors.until, shorter),
+                    *in_units[name],
+                )
             ),
         ]
         for name, errors in scores.errors.items()
@@ -168,9 +181,27 @@ def covariates_summary(names: tuple[str, ...], summary: Mapping[str, Any]) -> st
     return f"covariates {few}: used, with {summary['lags']} step{'s' * (summary['lags'] > 1)} of each ({errors})"
 
 
+def model_summary(summary: Mapping[str, Any]) -> list[str]:
+    """Which model was best on the validation rows, where several were tried, and the members of a `PooledForecast`."""
+    errors = summary.get("errors", {})
+    names = {"pooled": "readouts that all series share", "look-back": "a memory of the look-back"}
+    lines = [f"model: {names[summary['model']]}"] if errors else []
+    if np.isfinite(errors.get(summary["model"], np.nan)):
+        of = "of the error of the last value with its season on the validation rows"
+        lines[0] += f", with {errors[summary['model']]:.3g} {of}"
+        others = [f"{names[name]}: {error:.3g}" for name, error in errors.items() if name != summary["model"]]
+        lines[0] += f" ({others[0]})" if others else ""
+    if members := summary.get("members"):
+        ordered = sorted(members, key=lambda member: -member[-1])[:SHOWN]
+        shown = "; ".join(f"{size} steps" + f", season {season}" * (season > 1) + ", log" * log
+                          for size, season, log, *_ in ordered)  # fmt: skip
+        lines.append(f"members: {shown}" + f"; {len(members) - SHOWN} more" * (len(members) > SHOWN))
+    return lines
+
+
 def season_summary(summary: Mapping[str, Any]) -> list[str]:
     """Which season was best on the validation rows, if any was tried."""
-    if not summary["tried"]:
+    if not summary["tried"]:  # nothing, or the members of a `PooledForecast`, which tell
         return []
     if summary["calendar"]:
         return ["season: the profile of the calendar is used"]

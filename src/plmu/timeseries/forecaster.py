@@ -37,7 +37,8 @@ class Forecaster(Estimator):
     The Delay Network's final state over the last `lookback` values is read out by ridge regression (see
     `plmu.nn.LookbackForecast`). Options that are None are chosen by the error on the last part of the data, the
     validation rows: the regularisation, whether channels get readouts of their own, and whether to take out a season.
-    After `fit`, `model` is an ordinary plmu model: it streams, saves and folds.
+    Several series, or a short one, may be forecast by readouts that all series share instead (`pooled`); see
+    `plmu.nn.PooledForecast`. After `fit`, `model` is an ordinary plmu model: it streams, saves and folds.
 
     >>> forecaster = plmu.Forecaster(horizon=24).fit(load)  # (time,) or (time, channels), a data frame, or a file
     >>> forecaster.predict()  # the 24 steps after the last row
@@ -64,7 +65,8 @@ class Forecaster(Estimator):
         individual: whether each channel may have a readout of its own; by default where that helps.
         alpha: regularisation of the ridge regression, for features of unit power; by default chosen.
         validation: the validation rows, which options are chosen by: their number, or below 1 their share.
-        refit: whether to fit once more on all rows, with the options that were chosen; by default for many series.
+        refit: whether to fit once more on all rows, with the options that were chosen; by default where readouts are
+            shared (`pooled`).
         covariates: columns that are known ahead: names in a data frame or file, or numbers of columns in an array.
         lags: steps of a covariate that its effect depends on, the present one included; by default 1, 4 or 48.
         calendar: what a row is, "day", "weekday" or "week": where one series has two years of them, a seasonal profile
@@ -181,7 +183,7 @@ class Forecaster(Estimator):
                 )
             split = self.split(X)
             self.feature_names_in_ = np.array(X.columns.read, dtype=object)
-            self.notes_ = [*X.notes, split.summary(calendar=self.calendar != "none")]
+            self.notes_ = [*X.notes, *split.notes, split.summary(calendar=self.calendar != "none")]
             for note in self.notes_:
                 _log.info(note)
         else:
@@ -190,7 +192,7 @@ class Forecaster(Estimator):
             if (channels := tables[0].form.columns) is not None:
                 self.feature_names_in_ = np.array(channels, dtype=object)
             if split.data.clock.kind != "rows":
-                self.notes_ = split.data.notes
+                self.notes_ = [*split.data.notes, *split.notes]
                 for note in self.notes_:
                     _log.info(note)
             self.fit_split(split)
@@ -294,20 +296,23 @@ class Forecaster(Estimator):
         """Errors of the forecasts from every row, in units of each channel's standard deviation in `fit`.
 
         Args:
-            X: as in `fit`. Each window of `lookback` rows that has `horizon` rows after it counts. By default the test
-                rows of `fit` (`test`).
+            X: as in `fit`. Each window of all rows that the model reads that has `horizon` rows after it counts, and of
+                a shorter series its longest window. By default the test rows of `fit` (`test`).
             start: as in `predict`.
 
         Returns:
-            "mse" and "mae"; the same of each baseline, such as "last value mse", "seasonal last value mse" and
-            "linear mse"; "variance" of what was to be forecast; and "windows", their number.
+            "mse" and "mae"; of several series also "mase" and "smape", averages over series as in forecasting
+            competitions; the same of each baseline, such as "last value mse", "seasonal last value mse", "linear mse"
+            and "Theta mse"; "variance" of what was to be forecast; and "windows", their number. MASE is relative to
+            the mean change over a season in the rows before the test rows, or in X.
         """
         self._check_fitted()
         scores, variance = self._fitted.scores(X, start, self._fitted.baselines, torch.tensor(self.mean_))
         results: dict[str, float] = {}
         for name, errors in scores.errors.items():
             prefix = "" if name == "model" else f"{name} "
-            results |= {f"{prefix}mse": errors.mse, f"{prefix}mae": errors.mae}
+            values = {"mse": errors.mse, "mae": errors.mae, **errors.averages()}
+            results |= {f"{prefix}{kind}": value for kind, value in values.items()}
         return {**results, "variance": variance, "windows": scores.windows}
 
     def score(self, X: Any, y: Any = None, *, start: int | None = None) -> float:

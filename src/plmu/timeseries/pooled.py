@@ -168,7 +168,7 @@ def fit(
     """
     panel = Panel.of(series, torch.tensor(lengths), season)
     rows = torch.tensor(validation_rows)
-    past = panel._replace(lengths=panel.lengths - rows)
+    past = Panel.of(series, panel.lengths - rows, season)
     candidates = Candidates.of(past.lengths, horizon, season)
     window = candidates.window
     checked_places = _long_enough(_validation_places(panel.lengths, rows, horizon), candidates, panel.lengths)
@@ -416,8 +416,8 @@ def _latest_places(lengths: Tensor, horizon: int, limits: Limits, stride: int) -
     places = _counted_back(taken, lengths - horizon, strides)
     if len(places.series) <= limits.most:
         return places
-    some = torch.arange(0, len(places.series), stride_of(len(places.series), limits.most, 0))
-    return Places(places.series[some], places.ends[some])
+    taken = torch.arange(0, len(places.series), stride_of(len(places.series), limits.most, 0))
+    return Places(places.series[taken], places.ends[taken])
 
 
 def _validation_places(lengths: Tensor, rows: Tensor, horizon: int) -> Places:

@@ -17,9 +17,9 @@ _SEASONS = (1.5, 3.0, 6.0)  # look-backs in seasons
 _CYCLES = (4, 12)  # seasons that a window has, at least and at most
 _STEPS = 240  # of a window with a season, if that many seasons hold them
 _WEEK, _DAYS = 7, range(20, 145)  # a season of so many steps may be a day, and have weeks
-_RATES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of classical exponential smoothing
+RATES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of classical exponential smoothing
 _SLOPES = (0.0, 0.5, 1.0)  # share of the linear trend that is continued: 0.5 is the method Theta
-_CLASSICAL = 24  # steps of a classical member, at most, or two seasons
+STEPS = 24  # steps of a classical member, at most, or two seasons
 
 
 class Classical(NamedTuple):
@@ -98,9 +98,9 @@ def _fitted(sizes: Sequence[int], seasons: Sequence[int]) -> list[Member]:
 def _classical(seasons: Sequence[int], longest: int) -> list[Classical]:
     members = []
     for season in (0, *seasons):
-        size = min(max(_CLASSICAL, 2 * season), longest)
+        size = min(max(STEPS, 2 * season), longest)
         for lookback in sorted({size, max(LEAST, size // 3)}):
             for log in (False, True):
                 kind = Member(lookback, season, log, False)
-                members += [Classical(kind, rate, slope) for rate in _RATES for slope in _SLOPES]
+                members += [Classical(kind, rate, slope) for rate in RATES for slope in _SLOPES]
     return members

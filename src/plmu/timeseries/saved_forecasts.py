@@ -12,8 +12,18 @@ from plmu.runs.folder import INTERVALS_FILE, SERIES_FILE
 from plmu.timeseries import series
 from plmu.timeseries.forecast_files import read_run, read_scale
 from plmu.timeseries.predictions import ForecastModel, found_start
-from plmu.timeseries.scores import Intervals, Method, Scores, last_value, model_method, score, seasonal_value
+from plmu.timeseries.scores import (
+    Intervals,
+    Method,
+    Scores,
+    first_rows_to_score,
+    last_value,
+    model_method,
+    score,
+    seasonal_value,
+)
 from plmu.timeseries.series import SeriesConfig
+from plmu.timeseries.series_scores import SeriesUnits
 from plmu.timeseries.split import Split
 
 
@@ -65,7 +75,8 @@ def score_other_file(folder: Path, config: SeriesConfig, horizons: Sequence[int]
         pieces = [replace(piece, start=found_start(model, piece)) for piece in data.pieces]
         data = replace(data, pieces=pieces)
     lags = model.lags if isinstance(model, CovariateForecast) else None
-    split = Split(data, settings, [(0, 0)] * len(data.pieces), [0] * len(data.pieces), scale, lags)
+    first = first_rows_to_score(model, settings, data.pieces)
+    split = Split(data, settings, list(zip(first, first, strict=True)), [0] * len(data.pieces), scale, lags)
     origins = split.scored("test")
     if not len(origins):
         raise DataError(
@@ -75,7 +86,8 @@ def score_other_file(folder: Path, config: SeriesConfig, horizons: Sequence[int]
     methods: dict[str, Method] = {"model": model_method(model), "last value": last_value(settings.horizon)}
     if settings.season:
         methods["seasonal last value"] = seasonal_value(settings.horizon, settings.season)
-    scores = score(methods, split, origins, intervals)
+    units = SeriesUnits.of(data.pieces, [len(piece) for piece in data.pieces], settings.season)
+    scores = score(methods, split, origins, intervals, split.windows, units)
     return named(scores, horizons), [*data.notes, f"scored: {scores.windows:,} windows"]
 
 
@@ -87,10 +99,14 @@ def named(scores: Scores, horizons: Sequence[int]) -> dict[str, float]:
         horizons: numbers of steps, each of which has a score if there are several.
     """
     errors = scores.errors["model"]
-    results = {"mse": errors.mse, "mae": errors.mae}
+    results = {"mse": errors.mse, "mae": errors.mae, **errors.averages()}
     if len(horizons) > 1:
         results |= {f"mse_{steps}": errors.until(steps) for steps in sorted(set(horizons))}
     shares = zip(scores.levels, scores.coverage, strict=True)
     results |= {f"in_{100 * level:g}_%_interval": share for level, share in shares}
     others = {name: sums for name, sums in scores.errors.items() if name != "model"}
-    return results | {f"{name}_mse".replace(" ", "_"): sums.mse for name, sums in others.items()}
+    return results | {
+        f"{name}_{kind}".replace(" ", "_"): value
+        for name, sums in others.items()
+        for kind, value in {"mse": sums.mse, **sums.averages()}.items()
+    }

@@ -3,6 +3,7 @@ quantiles of errors on rows that the model has not seen; and how often these hel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,19 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from plmu.errors import DataError
+from plmu.folded.pooled import Member
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
 from plmu.nn.pooled import PooledForecast
 from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.runs.intervals import Scaling
+from plmu.timeseries.pooled_members import RATES, STEPS, Classical
 from plmu.timeseries.ridge import ALPHAS, Ridge, Standard, Sums, best_ridge
-from plmu.timeseries.split import Split
+from plmu.timeseries.series import Piece
+from plmu.timeseries.series_scores import SeriesErrors, SeriesUnits
+from plmu.timeseries.split import Settings, Split
 from plmu.timeseries.windows import BLOCK, Examples, Part, Windows
 
 HELD = 2**22  # errors that are held to find intervals
 FEW = 30  # horizons in the validation rows, below which errors of fits to fewer rows count, too
 LEAST = 50  # windows, below which errors on the training rows count, too
 Method = Callable[[Examples], Tensor]  # to forecasts (windows, channels, horizon)
+_THETA = 2_000  # windows by which the rate of Theta is chosen
 _LINEAR = 20_000  # windows over all channels that the linear baseline is fitted to
 
 
@@ -129,6 +135,7 @@ class Errors:
     squares: Tensor  # (channels, horizon), in units of each channel's scale
     absolute: Tensor
     count: Tensor
+    series: SeriesErrors | None = None  # of each, where there are several
 
     @property
     def mse(self) -> float:
@@ -137,6 +144,13 @@ class Errors:
     @property
     def mae(self) -> float:
         return float(self.absolute.sum() / self.count.sum())
+
+    def averages(self) -> dict[str, float]:
+        """The scores that are averages over series: "mase" and "smape" where there are several, and they are known."""
+        if self.series is None:
+            return {}
+        scores = {"mase": self.series.mase, "smape": self.series.smape}
+        return {name: value for name, value in scores.items() if math.isfinite(value)}
 
     def by_step(self) -> list[float]:
         """The mean squared error of each step ahead."""
@@ -243,7 +257,31 @@ def baselines(split: Split) -> dict[str, Method]:
         valid.append(rows[:, max(0, a - settings.lookback) : b])
     linear.fit(train, valid, split.scale)
     methods["linear"] = linear
+    if settings.window:
+        methods["Theta"] = theta(split)
     return methods
+
+
+def theta(split: Split) -> Method:
+    """The method Theta over the last 24 steps or two seasons, seasonally adjusted: exponential smoothing with half of
+    the linear trend. Its rate has the smallest error on the validation rows, or without any on the training rows.
+    Shorter series are forecast by the last value with its season."""
+    settings, channels = split.settings, len(split.scale)
+    season = settings.season if settings.season > 1 else 0
+    kind = Member(min(max(STEPS, 2 * season), settings.window), season, False, False)
+    origins = split.origins("valid", _THETA)
+    if not len(origins):
+        origins = split.origins("train", _THETA)
+    methods: dict[str, Method] = {}
+    for rate in RATES:
+        layer = PooledForecast(channels, settings.horizon, settings.window, [kind], season=season, random=0)
+        layer.requires_grad_(False).readouts[0].weight.copy_(Classical(kind, rate, 0.5).weight(settings.horizon))
+        methods[str(rate)] = model_method(layer)
+    if not len(origins):
+        return methods[str(RATES[0])]
+    errors = score(methods, split, origins).errors
+    best = min(errors, key=lambda name: errors[name].averages().get("mase", errors[name].mse))
+    return methods[best]
 
 
 def score(
@@ -252,6 +290,7 @@ def score(
     origins: Tensor,
     intervals: Intervals | None = None,
     windows: Windows | None = None,
+    units: SeriesUnits | None = None,
 ) -> Scores:
     """Errors of each method over these origins, and the share of values within the first method's intervals.
 
@@ -261,14 +300,29 @@ def score(
         origins: the last rows of the windows.
         intervals: of the first method.
         windows: of other series; by default those of `split`.
+        units: of these, if there are several.
     """
-    scale, shape = split.scale, (len(split.scale), split.horizon)
-    sums = {name: Errors(*(torch.zeros(shape, dtype=torch.float64) for _ in range(3))) for name in methods}
+    scale = split.scale
+
+    def zeros() -> Tensor:
+        return torch.zeros(len(split.scale), split.horizon, dtype=torch.float64)
+
+    sums = {name: Errors(zeros(), zeros(), zeros()) for name in methods}
+    if windows is None:
+        windows, ends = split.windows, [end for _, end in split.cuts]
+        units = SeriesUnits.of(split.data.pieces, ends, split.settings.season)
+    if units is not None:
+        for errors in sums.values():
+            errors.series = SeriesErrors(units)
+    pieces = torch.searchsorted(windows.offsets, origins, right=True) - 1  # that each origin is in
+    done = 0
     levels = () if intervals is None else intervals.levels
     inside = torch.zeros(len(levels), dtype=torch.float64)
     with torch.no_grad():
-        for examples in (windows or split.windows).blocks(origins, split.length, split.horizon):
+        for examples in windows.blocks(origins, split.length, split.horizon):
             future = examples.future
+            places = pieces[done : done + len(future)]
+            done += len(future)
             counted = torch.ones_like(future, dtype=torch.bool) if examples.measured is None else examples.measured
             for name, method in methods.items():
                 forecast = method(examples)
@@ -276,6 +330,8 @@ def score(
                 sums[name].squares += error.square().sum(0)
                 sums[name].absolute += error.abs().sum(0)
                 sums[name].count += counted.sum(0)
+                if (series := sums[name].series) is not None:
+                    series.add(examples, forecast, counted, places)
                 if intervals is not None and name == next(iter(methods)):
                     relative = (future - forecast) / intervals.spread(examples.windows, examples.rows)
                     for place in range(len(levels)):
@@ -285,6 +341,18 @@ def score(
     if not total:
         raise DataError("the rows that are scored have no measured value: there is nothing to compare forecasts with")
     return Scores(sums, len(origins), levels, (inside / total).tolist())
+
+
+def first_rows_to_score(model: nn.Module, settings: Settings, pieces: Sequence[Piece]) -> list[int]:
+    """Where windows of other series are scored: the number of rows of each piece before the first value that is
+    forecast. All that the model reads lie before it, or in a shorter piece all but the last horizon."""
+    rows = settings.lookback
+    if isinstance(model, LookbackForecast):
+        rows = model.lookback
+    if isinstance(model, PooledForecast):  # four seasons show its season
+        read = max(member.kind.lookback for member in model.readouts)
+        rows = min(model.window, max(read, 4 * model.season))
+    return [max(settings.least, min(rows, len(piece) - settings.horizon)) for piece in pieces]
 
 
 def variance(windows: Windows, origins: Tensor, split: Split, mean: Tensor) -> float:

@@ -297,7 +297,7 @@ def pieces_of(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list
             )
         offset = data.clock.offset(series.times[:last])
         steps = data.clock.steps(series.times[:end], offset)
-        steps, values = _merged(steps, values, config, data)
+        steps, values = _merged(series.name, steps, values, config, data)
     longest = 0 if config.missing == "split" else config.longest_gap
     breaks = np.flatnonzero(np.diff(steps) > longest + 1) + 1
     if len(breaks) > max(_BROKEN * len(steps), 10) and config.missing != "split":
@@ -316,15 +316,16 @@ def pieces_of(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list
     return [replace(piece, offset=offset) for piece in pieces]
 
 
-def _merged(steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesData) -> tuple[Steps, Numbers]:
+def _merged(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesData) -> tuple[Steps, Numbers]:
     """One row per step: rows of the same step are averaged, or one is chosen, or DataError, by `config.duplicates`."""
     again = np.diff(steps) == 0
     if not again.any():
         return steps, values
     if config.duplicates == "raise":
         when = data.clock.times(steps[1:][again][:1])[0]
+        of = f" of series {name!r}" if name else ""
         raise DataError(
-            f"{config.file}: several rows have the time {when}: choose --data.duplicates mean, first or last"
+            f"{config.file}: several rows{of} have the time {when}: choose --data.duplicates mean, first or last"
         )
     starts = np.flatnonzero(np.append(True, ~again))
     data.counts["merged"] += int(again.sum())

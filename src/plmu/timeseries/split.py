@@ -31,6 +31,7 @@ from plmu.timeseries.windows import Windows
 LOOKBACK, ORDER = 336, 96  # the look-back, and the highest order, that are proposed
 SHORT = 400  # rows of a series that counts as short
 SCORED = 100_000  # windows over all columns, up to which every one is scored
+NO_VALIDATION = "no validation rows, since series are too short or none are wanted: nothing is chosen by them"
 SPLITS = ("train", "valid", "test")
 _Value = TypeVar("_Value")
 _SMALLEST = 1e-15  # standard deviation of which squares are still numbers in float32
@@ -198,6 +199,8 @@ class Split:
         cuts = list(zip(*ends, strict=True))
         if wanted.pools(data):
             cuts = [_own_cut(rows, wanted) for rows in lengths]
+            if wanted.test and not any(end < rows for (_, end), rows in zip(cuts, lengths, strict=True)):
+                raise DataError(_too_few_to_test(data, wanted))
         elif wanted.validation >= 1:
             cuts = [(max(0, b - int(wanted.validation)), b) for _, b in cuts]
         return cls.of(data, cuts, _fitting(cuts, wanted.horizon), wanted, training)
@@ -296,6 +299,23 @@ class Split:
         return self.origins(kind, max(1000, SCORED // len(self.scale)))
 
     @property
+    def notes(self) -> list[str]:
+        """What is to be said of series that are too short for a part of the rows."""
+        if not self.settings.window:
+            return []
+        lengths: dict[str, list[tuple[int, int, int]]] = {}
+        for piece, (begin, end) in zip(self.data.pieces, self.cuts, strict=True):
+            lengths.setdefault(piece.name, []).append((begin, end, len(piece)))
+        count, notes = len(lengths), []
+        tested = sum(any(end < rows for _, end, rows in parts) for parts in lengths.values())
+        if 0 < tested < count:
+            notes.append(f"short series: {count - tested:,} of {count:,} have too few rows for a test; they are"
+                         " fitted and forecast")  # fmt: skip
+        if not any(begin < end for begin, end in self.cuts):
+            notes.append(NO_VALIDATION)
+        return notes
+
+    @property
     def has_years(self) -> bool:
         """Whether a single series is long enough for a seasonal profile of the year."""
         longest = max(end for end, _ in self.cuts)
@@ -343,6 +363,17 @@ def _too_few(data: SeriesData, horizon: int, room: int, training: float) -> str:
     return (
         f"{data.config.file} has {longest:,} consecutive row{'s' * (longest > 1)}, too few to forecast {horizon}"
         f" step{'s' * (horizon > 1)} ahead: give {rows}{fewer}{what_was_done(data)}"
+    )
+
+
+def _too_few_to_test(data: SeriesData, wanted: Wanted) -> str:
+    longest, horizon = max(map(len, data.pieces)), wanted.horizon
+    needed = max(2 * horizon + LEAST, math.ceil((horizon + LEAST) / (1 - wanted.test)))
+    name = data.config.file if data.config is not None else "X"
+    fewer = " or a smaller --horizon" if horizon > 1 else ""
+    return (
+        f"{name} has {longest:,} consecutive row{'s' * (longest > 1)}, too few to forecast {horizon}"
+        f" step{'s' * (horizon > 1)} ahead and to test it: give at least {needed:,}{fewer}{what_was_done(data)}"
     )
 
 
