@@ -1,10 +1,10 @@
 """usage: PYTHON .ci/install.py [--editable] PROJECT     PROJECT is a folder or a wheel, with extras: '.[train,data]'
 
-Install the project and what it needs where PYTHON is: the versions in requirements.txt, from wheels with the hashes in it.
+Install the project and what it needs where PYTHON is: the versions in requirements.txt, from wheels with its hashes.
 
-On Linux the default wheels of torch bring CUDA: 3.2 GB to download, 6.2 GB on disk. Without an NVIDIA driver the CPU build
-is taken: 0.2 GB to download, 0.9 GB on disk. TORCH_INDEX chooses an index for torch; empty means pip's. Of builds without
-hashes in requirements.txt, such as those for ROCm, install the same version first: a torch that is there is kept.
+On Linux the default wheels of torch bring CUDA: 3.2 GB to download, 6.2 GB on disk. Without an NVIDIA driver the CPU
+build is taken: 0.2 GB to download, 0.9 GB on disk. TORCH_INDEX chooses an index for torch; empty means pip's. Builds
+without hashes in requirements.txt, such as those for ROCm, are to be installed before: a torch that is there is kept.
 """
 
 import importlib.metadata
@@ -31,7 +31,7 @@ def main() -> None:
         print(f"installing {project}", flush=True)
         names = selected(required(*re.findall(r"\w+", extras)) | {"hatchling", "editables"}, entries)
         pip("".join(entries[name] for name in sorted(names)))
-        pip("", *options, "--no-build-isolation", path)
+        pip("", "--no-build-isolation", *options, path)
     except subprocess.CalledProcessError:
         full = "pip failed, see above. If the disk is full: torch with CUDA takes 6.2 GB, torch for the CPU 0.9 GB."
         sys.exit(f"{full} To take that:\n  TORCH_INDEX={CPU} make setup")
@@ -78,7 +78,7 @@ def names_of(requirements: list[str]) -> set[str]:
 
 
 def pip(entries: str, *options: str, stderr: int | None = None) -> None:
-    """Install entries of requirements.txt as wheels with their hashes; no source is built, since what builds it has none."""
+    """Install wheels with the hashes of these entries. No source is built: what builds it has no hashes."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", *options]
     with tempfile.TemporaryDirectory() as folder:
         if entries:
