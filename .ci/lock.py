@@ -1,7 +1,8 @@
 """usage: python .ci/lock.py [--upgrade | --upgrade-package NAME …]     needs uv: pip install uv
 
 Write requirements.txt: versions and hashes of all that the extras in pyproject.toml need, on every platform.
-Versions and hashes that are there stay unless upgraded. Torch gets the hashes of two builds: of PyPI, and for CPUs on Linux.
+Versions and hashes that are there stay unless upgraded. Torch gets the hashes of two builds: PyPI's, and that for CPUs on
+Linux.
 """
 
 import re
