@@ -1,8 +1,7 @@
 """usage: python .ci/lock.py [--upgrade | --upgrade-package NAME …]     needs uv: pip install uv
 
-Write requirements.txt: versions and hashes of all that the extras in pyproject.toml need, on every platform.
-Versions and hashes that are there stay unless upgraded. Torch gets the hashes of two builds: PyPI's, and that for CPUs on
-Linux.
+Write requirements.txt: versions and hashes of all that the extras in pyproject.toml need, on every platform. What is
+there stays unless upgraded. Torch gets the hashes of two builds: PyPI's, and the one for CPUs on Linux.
 """
 
 import re
