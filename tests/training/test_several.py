@@ -5,8 +5,8 @@ import sys
 
 import pytest
 import torch
-from closeness import assert_same
 import torch.distributed as dist
+from closeness import assert_same
 from torch import nn
 from worker import config, seeded_model, task
 
