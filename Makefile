@@ -15,13 +15,13 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "plmu needs Python 3.11 or newer, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 
-$(READY): pyproject.toml constraints.txt | $(BIN)/python
-	@.ci/install $(BIN)/python --editable '.[dev]'
+$(READY): pyproject.toml requirements.txt | $(BIN)/python
+	@$(BIN)/python .ci/install.py --editable '.[dev]'
 	@touch $(DEMO_READY) $(READY)
 
 # What `make demo` needs, which is less.
-$(DEMO_READY): pyproject.toml constraints.txt | $(BIN)/python
-	@.ci/install $(BIN)/python --editable '.[train,data]'
+$(DEMO_READY): pyproject.toml requirements.txt | $(BIN)/python
+	@$(BIN)/python .ci/install.py --editable '.[train,data]'
 	@touch $(DEMO_READY)
 
 test: $(READY)
@@ -66,9 +66,9 @@ docs: $(READY)
 # are errors but one: torch says that there is no NumPy, which the library alone does not need.
 wheel: $(READY)
 	rm -rf build/wheel && mkdir -p build/wheel
-	$(BIN)/python -m build --wheel --outdir build/wheel .
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel .
 	$(PYTHON) -m venv build/wheel/venv
-	@.ci/install build/wheel/venv/bin/python build/wheel/plmu-*.whl
+	@build/wheel/venv/bin/python .ci/install.py build/wheel/plmu-*.whl
 	cd build/wheel && venv/bin/python -W error -W 'ignore:Failed to initialize NumPy' -c 'import plmu, torch; print(plmu.__version__, plmu.ParallelLMU(1, 4, order=6, theta=20.0)(torch.randn(2, 30, 1))[0].shape)'
 
 # Each extra alone, in an environment of its own: serve serves, export exports, data forecasts, train trains.

@@ -273,8 +273,9 @@ async def killed(run: Path, states: Path, sessions: int, kills: int, seconds: fl
     for client in clients:
         client.keeps = True
     unanswered = 0
+    threads = str(torch.get_num_threads())  # the outputs are computed again here: another number could give other bits
     for kill in range(kills + 1):
-        program = Program(run, "--states", str(states), "--sessions", str(sessions))
+        program = Program(run, "--states", str(states), "--sessions", str(sessions), "--threads", threads)
         try:
             for client in clients:
                 await client.connect(program.port, f"client-{client.number}")

@@ -120,7 +120,7 @@ def _noting_numbers(equals: Callable) -> Callable:
     @wraps(equals)
     def noting(self: Any, actual: Any) -> bool:
         equal = equals(self, actual)
-        if equal and isinstance(actual, Complex) and isinstance(self.expected, Complex):
+        if equal and isinstance(actual, Complex) and isinstance(self.expected, Complex) and actual == actual:  # no NaN
             _closest.note(abs(actual - self.expected), self.tolerance)
         return equal
 

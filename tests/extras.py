@@ -129,7 +129,9 @@ def check(extra: str, program: str, folder: Path, base: Path, wheel: Path) -> No
         (packages,) = (base / "lib").glob("python3*/site-packages")
         (own,) = (folder / "venv" / "lib").glob("python3*/site-packages")
         (own / "base.pth").write_text(f"{packages}\n")
-        subprocess.run([ROOT / ".ci" / "install", python, f"{wheel}[{extra}]"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [python, ROOT / ".ci" / "install.py", f"{wheel}[{extra}]"], check=True, stdout=subprocess.DEVNULL
+        )
     plmu = 'import sys\nPLMU = [sys.executable, "-m", "plmu"]\n'
     done = subprocess.run([python, "-c", plmu + program], cwd=folder, check=False)
     if done.returncode:

@@ -175,7 +175,7 @@ def test_from_raw_files_to_a_result_and_a_stream(model, run, capsys, monkeypatch
         assert tokens[0, 0] == SEPARATOR
         for end, line in enumerate(values, 2):
             expected = logits(network.eval(), (tokens[:, :end], torch.tensor([end]))).sigmoid().item()
-            assert float(line.split()[0]) == pytest.approx(expected, abs=6e-4)
+            assert float(line.split()[0]) == pytest.approx(expected, abs=1.1e-3)  # it has three decimals
 
 
 def test_the_result_says_what_it_started_from(run, capsys):

@@ -173,6 +173,8 @@ def test_the_best_model_is_scored_again(trained, monkeypatch, capsys):
 @pytest.mark.parametrize("model", ["plmu", "lstm", "bpe"])
 def test_all_models_train_in_bfloat16_and_translate(model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    if model == "lstm":  # oneDNN's LSTM fails where ONEDNN_MAX_CPU_ISA is below the processor's
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     folder = iwslt_folder(tmp_path, 100)
     more = ["--training.precision", "bfloat16", *(["--model.pieces", "300"] if model == "bpe" else [])]
     main([*COMMAND, "--data.root", str(folder), "--model", model, "--training.epochs", "1", "--model.beam", "2", *more])

@@ -21,6 +21,7 @@ def test_numbers(error):
     within(0.0, 0.0)
     assert 1 + error / 4 == pytest.approx(1, abs=0.5)
     assert [1, 2] == pytest.approx([1, 2])
+    assert np.nan == pytest.approx(np.nan, nan_ok=True)
 
 def test_tensors():
     for error in (3, 6):
@@ -38,10 +39,11 @@ def test_the_closest_are_listed(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(COMPARISONS)
     command = [sys.executable, "-m", "pytest", "-p", "closeness", "-n1", "--closest", "4", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(Path(closeness.__file__).parent)}
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path).stdout
-    listed = re.findall(r"^(\d\.\d+)  (\S+)  (\S+)  test_it\.py::(.*) line (\d+)$", output, re.MULTILINE)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    listed = re.findall(r"^(\d\.\d+)  (\S+)  (\S+)  test_it\.py::(.*) line (\d+)$", done.stdout, re.MULTILINE)
     assert listed == [
-        ("0.600", "6.00e+00", "1.00e+01", "test_tensors", "17"),
+        ("0.600", "6.00e+00", "1.00e+01", "test_tensors", "18"),
         ("0.300", "3.00e-01", "1.00e+00", "test_numbers[0.3]", "9"),
         ("0.150", "7.50e-02", "5.00e-01", "test_numbers[0.3]", "11"),
         ("0.100", "1.00e-01", "1.00e+00", "test_numbers[0.1]", "9"),

@@ -108,8 +108,9 @@ def test_what_is_found_is_printed(
         f"next: plmu predict {RUN} sales.csv --data.future FILE, with price, holiday of the next 5 rows",
     ):
         assert line in out
+    values = np.sin(np.arange(200) / 3) + np.random.default_rng(0).normal(0, 0.3, 200)
     (tmp_path / "noise.csv").write_text(
-        "\n".join(["t,v,x", *(f"{i},{np.sin(i / 3):.4f},{(i * 7919) % 101}" for i in range(200)), ""])
+        "\n".join(["t,v,x", *(f"{i},{value:.4f},{(i * 7919) % 101}" for i, value in enumerate(values)), ""])
     )
     main(["train", "forecast", "--data.file", "noise.csv", "--data.covariates", "x", "--horizon", "5"])
     assert "covariates x: not used, since they did not clearly help" in capsys.readouterr().out
