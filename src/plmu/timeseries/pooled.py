@@ -207,7 +207,8 @@ def fit(
 
 def chosen(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list[int], float]:
     """How often each candidate is in the mean that has the smallest error, and that error. Candidates are added one by
-    one while they lower it. Without validation windows the mean is that of all that are fitted, and the error NaN.
+    one while they lower it. Without validation windows the mean is that of the classical ones without logarithms, and
+    the error NaN.
 
     Args:
         tried: the candidates.
@@ -215,7 +216,7 @@ def chosen(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list
         fallback: the forecast where no candidate is available, (windows, horizon).
     """
     if not len(fallback):
-        return [int(candidate.alpha > 0) for candidate in tried], math.nan
+        return [int(not candidate.alpha and not candidate.member.kind.log) for candidate in tried], math.nan
     counts = [0] * len(tried)
     total, number = torch.zeros_like(fallback), torch.zeros(len(fallback), 1, dtype=fallback.dtype)
     best = error(fallback)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from plmu.folded.pooled import Member
 
+_LONG = 0.75  # share of series that may be shorter than the longest look-back
 LEAST = 4  # steps of the shortest window that is fitted or scored
 _HORIZONS = (0.75, 1.5, 4.0)  # look-backs in horizons, where there is no season
 _SEASONS = (1.5, 3.0, 6.0)  # look-backs in seasons
@@ -61,7 +62,8 @@ class Candidates(NamedTuple):
             horizon: steps ahead.
             season: the seasonal period; 0 for none.
         """
-        usual = int(lengths[lengths > 0].median()) if bool((lengths > 0).any()) else LEAST
+        fitted_rows = lengths[lengths > 0].double()
+        usual = int(fitted_rows.quantile(_LONG)) if len(fitted_rows) else LEAST
         longest = max(LEAST, usual - horizon)
         seasons = [season] if season > 1 else []
         if season in _DAYS and _WEEK * season * _CYCLES[0] <= usual:
@@ -89,9 +91,9 @@ def _fitted(sizes: Sequence[int], seasons: Sequence[int]) -> list[Member]:
         for season in seasons:
             members += [Member(size, season, True, True), Member(size, season, False, True)]
             members.append(Member(size, season, True, False))
-        members.append(Member(size, 0, True, True))
+        members += [Member(size, 0, True, True), Member(size, 0, False, True)]
         if not seasons:
-            members += [Member(size, 0, False, True), Member(size, 0, True, False)]
+            members.append(Member(size, 0, True, False))
     return members
 
 
