@@ -188,6 +188,7 @@ def write(options: argparse.Namespace, names: Sequence[str], rows: list[dict[str
         "published": {"owa": OWA, "msis": MSIS},
     }
     path = options.json / ("panels-peers.json" if options.peers else "panels.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -141,7 +141,7 @@ def test_scripts_hold_words_values_and_paths(capsys):
     fish, zsh, bash = (_script(shell, capsys) for shell in ("fish", "zsh", "bash"))
     assert "        case 'train psmnist --model'\n            printf '%s\\n' plmu lstm lmu\n" in fish
     options = ["--runs", "--data.root", *OWN_FILES, "--attention", "--from", "--results", "--out"]
-    options += ["--input", "--state", "--states", "--data.future", "--token-file"]
+    options += ["--input", "--state", "--states", "--data.future", "--token-file", "--plot"]
     patterns = " ".join(f"'* {option}'" for option in sorted(options))
     assert f"        case {patterns}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
     assert (

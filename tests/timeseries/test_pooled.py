@@ -156,7 +156,7 @@ def test_windows_end_where_they_may() -> None:
     assert ends == allowed  # of few series, all
     past = lengths - rows
     for limit, stride in ((8_000, 1), (8_000, 3), (20, 1), (4, 2)):
-        taken = pooled._latest_places(past, HORIZON, limit, stride)
+        taken = pooled._latest_places(past, HORIZON, pooled.Limits(24, 100, limit), stride)
         ends = {(number, end) for number, end in zip(taken.series.tolist(), taken.ends.tolist(), strict=True)}
         assert len(ends) == len(taken.series) <= max(limit, 4)
         assert all(pooled.LEAST <= end <= past[number] - HORIZON for number, end in ends)
@@ -188,7 +188,7 @@ def test_candidates_do_not_see_the_validation_rows(monkeypatch: pytest.MonkeyPat
     assert again.members == expected.members
     assert all(map(torch.equal, again.model.state_dict().values(), expected.model.state_dict().values()))
     monkeypatch.setattr(pooled, "ALPHAS", (0.1,))
-    monkeypatch.setattr(pooled, "chosen", lambda tried, error, fallback: ([1] * len(tried), 1.0))
+    monkeypatch.setattr(pooled, "blended", lambda tried, error, fallback: ([1] * len(tried), 1.0))
     other = [np.concatenate([values[:-8], 3 * values[-8:][::-1]]) for values in series]
     first, second = (pooled.fit(values, lengths, rows, HORIZON, SEASON) for values in (series, other))
     assert len(first.members) == len(second.members) > 20

@@ -42,14 +42,14 @@ class Scaling:
         Args:
             windows: (windows, channels, length).
             rows: how many values of each are real, the last ones, (windows,).
-            floor: which is added to changes, (channels,).
+            floor: smaller changes count as this, (channels,).
         """
         length, recent = windows.shape[-1], max(_RECENT, self.again) + 1
         parts = [(windows, rows, lags) for lags in ((1,), (self.lag,), (1, self.again))]
         parts.append((windows[..., -recent:], rows.clamp(max=min(recent, length)), (1,)))
         step = _mean_change(*parts[0])
         changes = [step, *(torch.where(mean > 0, mean, step) for mean in (_mean_change(*part) for part in parts[1:]))]
-        return (torch.stack(changes, dim=-1) + floor[:, None] + 1e-300).log()
+        return torch.stack(changes, dim=-1).maximum(floor[:, None]).clamp(min=1e-300).log()
 
     def __call__(self, windows: Tensor, rows: Tensor, floor: Tensor) -> Tensor:
         """The scale (windows, channels, 1) of errors; arguments as of `logarithms`."""

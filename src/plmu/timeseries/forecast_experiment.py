@@ -208,8 +208,8 @@ class ForecastTask(Task):
         if type(self.config.model) is ClosedModel:  # which may be fitted to the validation rows, too
             method = model_method(self.fitted.fitted_.unrefitted)
         intervals = intervals.scaled(self.split, method)
-        own = isinstance(model, LookbackForecast | PooledForecast)
-        folds = self.fitted.fitted_.folds if own else None
+        closed = isinstance(model, LookbackForecast | PooledForecast)
+        folds = self.fitted.fitted_.folds if closed else None
         return intervals.fitted(unseen_errors(self.split, method, folds, intervals))
 
     def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:

@@ -404,8 +404,8 @@ class Forecaster(Estimator):
                         f"cutoff {number + 1} of {windows}, {back} steps before the end: {error}"
                     ) from None
             pieces = last_pieces(past)
-            ahead = model.forecast(pieces, True, horizon)
             intervals = None if levels is None else model.intervals(levels, horizon)
+            ahead = model.forecast(pieces, True, horizon, intervals)
             tests.append(Tested(pieces, ahead.lines(intervals)))
         form = None if fitted.tables is None else fitted.tables[0].form
         return tested_table(data, fitted.settings, tests, horizon, form)

@@ -21,7 +21,10 @@ from plmu.timeseries.pooled_members import LEAST, Candidates, Classical
 from plmu.timeseries.series import Numbers
 from plmu.timeseries.windows import stride_of
 
-MOST, SOME = 0.8, 0.3  # shares of series, and of validation windows, that are long enough for a member to be judged
+COVERED, JUDGED = (
+    0.8,
+    0.3,
+)  # shares of series, and of validation windows, that are long enough for a member to be judged
 CHECKED = 2_000  # validation windows, where there are few series; else one for each
 RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
@@ -331,8 +334,8 @@ def _promising(tried: Sequence[Tried], error: Error, fallback: Tensor) -> list[M
     best: dict[int, tuple[float, Member]] = {}
     for candidate in tried:
         kind = candidate.member.kind
-        own = error(mean_of([candidate], [1], fallback))
-        best[kind.lookback] = min(best.get(kind.lookback, (math.inf, kind)), (own, kind))
+        alone = error(mean_of([candidate], [1], fallback))
+        best[kind.lookback] = min(best.get(kind.lookback, (math.inf, kind)), (alone, kind))
     return [kind for kind in dict.fromkeys(candidate.member.kind for candidate in tried)
             if kind in picked or kind in {kind for _, kind in best.values()}]  # fmt: skip
 
@@ -436,7 +439,7 @@ def _long_enough(places: Places, candidates: Candidates, lengths: Tensor) -> Pla
     windows are shorter than those of forecasts. All, where these are few."""
     for lookback in sorted({kind.lookback for kind in candidates.fitted}, reverse=True):
         long = places.ends >= lookback
-        if (lengths >= lookback).double().mean() >= MOST and long.double().mean() >= SOME:
+        if (lengths >= lookback).double().mean() >= COVERED and long.double().mean() >= JUDGED:
             return Places(places.series[long], places.ends[long])
     return places
 
