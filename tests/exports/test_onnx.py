@@ -82,7 +82,7 @@ def test_names_shapes_and_metadata(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = plmu.Sequential(plmu.LMU(3, 6, order=4, theta=7.0, memory_size=2), plmu.CausalAttention(6, 1, 3))
     written = plmu.export(model, tmp_path, name="net", metadata={"classes": ["no", "yes"], "units": "mV", "dt": 0.01})
-    assert [one.name for one in written.files] == ["net_step.onnx", "net.json"]
+    assert [one.name for one in written.files] == ["net_step.onnx", "net.onnx.json"]
     found = onnx.load(written.files[0])
     assert [one.name for one in found.graph.input] == ["x", *(f"state_{i}_in" for i in range(5))]
     assert [one.name for one in found.graph.output] == ["y", *(f"state_{i}_out" for i in range(5))]

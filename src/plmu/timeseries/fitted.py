@@ -112,7 +112,7 @@ class Fitted:
         if inputs.forms is None:
             return forecast_table(settings, inputs.pieces, ahead.lines(intervals, quantiles), inputs.frame)
         shown = [
-            formed(settings, piece, form, ahead, place, intervals, quantiles)
+            formed(settings, piece, form, ahead.of_series(place), intervals, quantiles)
             for place, (piece, form) in enumerate(zip(inputs.pieces, inputs.forms, strict=True))
         ]
         return shown if inputs.several else shown[0]

@@ -26,23 +26,22 @@ def formed(
     piece: Piece,
     form: Form,
     ahead: Ahead,
-    place: int,
     intervals: Intervals | None,
     quantiles: Sequence[float] | None = None,
 ) -> Any:
-    """The forecast of one array or wide frame, the `place`-th of them."""
-    mean = ahead.mean[place].mT.numpy()  # (horizon, channels)
+    """The forecast of one array or wide frame."""
+    mean = ahead.mean[0].mT.numpy()  # (horizon, channels)
     if intervals is None:
         return form.like(mean)
     if form.frame is None:
         cut = (..., 0) if form.flat else ...
         if quantiles is not None:
             lines = ahead.lines(intervals, quantiles).values()
-            return np.stack([line[place].mT.numpy() for line in [*lines][1:]])[cut]
-        lower, upper = (bounds[:, place].mT.numpy() for bounds in ahead.bounds(intervals))
+            return np.stack([line[0].mT.numpy() for line in [*lines][1:]])[cut]
+        lower, upper = (bounds[:, 0].mT.numpy() for bounds in ahead.bounds(intervals))
         return Forecast(mean[cut], lower[cut], upper[cut], intervals.percent)
     columns = {
-        f"{name}{suffix}": line[place, channel].numpy()
+        f"{name}{suffix}": line[0, channel].numpy()
         for channel, name in enumerate(form.names or ())
         for suffix, line in ahead.lines(intervals, quantiles).items()
     }

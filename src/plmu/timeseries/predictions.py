@@ -66,6 +66,10 @@ class Ahead(NamedTuple):
             lines[f"-q-{100 * quantile:.10g}"] = ends[intervals.levels.index(level)] if level else self.mean
         return lines
 
+    def of_series(self, place: int) -> Ahead:
+        """That of one series."""
+        return Ahead(self.mean[place : place + 1], self.spread[place : place + 1])
+
     def until(self, horizon: int) -> Ahead:
         """The first steps ahead."""
         return Ahead(self.mean[..., :horizon], self.spread)
