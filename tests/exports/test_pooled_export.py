@@ -18,23 +18,31 @@ from plmu.exports.c_wide import WIDE_HELPERS
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.measure import compiler
 from plmu.nn import PooledForecast
+from plmu.nn.pooled import Member
 
 
-def members(season: int) -> list[tuple[int, int, bool, bool]]:
-    """Members of every kind, some with this season."""
+def members(season: int, *hidden: int) -> list[Member]:
+    """Members of every kind, some with this season, with hidden layers of these sizes."""
     plain = [(2, 0, False, False), (5, season, False, False), (9, season, True, False), (6, 0, True, False)]
-    return [*plain, (8, 0, False, True), (7, season, True, True)]
+    return [Member(*kind, hidden) for kind in [*plain, (8, 0, False, True), (7, season, True, True)]]
 
 
-SEVERAL = [(2, 3, False, True), (6, 7, False, False), (14, 7, True, True), (4, 3, True, False), (3, 0, False, True)]
+def several(*hidden: int) -> list[Member]:
+    """Members with seasons of their own."""
+    kinds = [(2, 3, False, True), (6, 7, False, False), (14, 7, True, True), (4, 3, True, False), (3, 0, False, True)]
+    return [Member(*kind, hidden) for kind in kinds]
+
+
+MIXED = [Member(3, 4, False, True), Member(9, 4, True, False, (3, 5, 2)), Member(7, 0, False, False, (4,))]
 CASES: dict[str, dict[str, Any]] = {
-    "no season": {"channels": 1, "window": 12, "members": members(0), "random": 5},
-    "even": {"channels": 1, "window": 23, "members": members(4), "season": 4, "random": 6},
-    "odd, channels": {"channels": 3, "window": 14, "members": members(3), "season": 3, "random": 2},
-    "window too short for the season": {"channels": 1, "window": 14, "members": members(7), "season": 7, "random": 3},
-    "several seasons": {"channels": 1, "window": 25, "members": SEVERAL, "season": 4, "random": 4},
-    "seasons of members alone": {"channels": 2, "window": 15, "members": SEVERAL, "random": 3},
-    "without random features": {"channels": 2, "window": 9, "members": [(9, 2, True, True)], "season": 2},
+    "no season": {"channels": 1, "window": 12, "members": members(0, 5)},
+    "even": {"channels": 1, "window": 23, "members": members(4, 6), "season": 4},
+    "odd, channels": {"channels": 3, "window": 14, "members": members(3, 2), "season": 3},
+    "window too short for the season": {"channels": 1, "window": 14, "members": members(7, 3), "season": 7},
+    "several seasons": {"channels": 1, "window": 25, "members": several(4), "season": 4},
+    "seasons of members alone": {"channels": 2, "window": 15, "members": several(3)},
+    "layers of several sizes": {"channels": 2, "window": 20, "members": MIXED, "season": 4},
+    "without hidden layers": {"channels": 2, "window": 9, "members": [(9, 2, True, True)], "season": 2},
 }
 # Windows and seasons are float64. Features, weights and their products are float32: sums of at most 40 terms, each
 # rounded twice, and of the size of the values.
@@ -48,7 +56,7 @@ def model_of(name: str) -> PooledForecast:
         for member in model.members:
             member.weight.normal_(0, 0.1)
             member.mean.normal_(0, 0.3)
-            member.scale.fill_(1.5)
+            member.scale.uniform_(1, 2)
         model.shares.uniform_(0.5, 2)
     return model.eval()
 
@@ -96,7 +104,7 @@ def test_a_program_takes_values_of_any_size(scale: float) -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 def test_forecast_changes_are_bounded(log: bool) -> None:
-    model = PooledForecast(1, 3, 6, [(4, 0, log, True)], random=2)
+    model = PooledForecast(1, 3, 6, [(4, 0, log, True, (2,))])
     with torch.no_grad():
         model.members[0].weight[0] = torch.tensor([1e6, -1e6, 0.5])  # the feature 1
     evaluator, state = Evaluator(program(model)), None
@@ -193,7 +201,7 @@ def check_torch(model: PooledForecast, folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of torch, about its own code
 def test_torch_takes_any_batch_and_length_with_core_operations(tmp_path: Path) -> None:
-    model = PooledForecast(1, 3, 9, [(4, 2, True, False), (5, 3, False, True)], season=2, random=2).eval()
+    model = PooledForecast(1, 3, 9, [(4, 2, True, False, (2,)), (5, 3, False, True, (3, 2))], season=2).eval()
     with torch.no_grad():
         for member in model.members:
             member.weight.normal_(0, 0.1)
@@ -210,5 +218,5 @@ def test_torch(name: str, tmp_path: Path) -> None:
 def test_channels_share_their_constants() -> None:
     sizes = []
     for channels in (1, 4):
-        sizes.append(program(PooledForecast(channels, 5, 14, members(3), season=3, random=20)).weight_bytes(False))
+        sizes.append(program(PooledForecast(channels, 5, 14, members(3, 20), season=3)).weight_bytes(False))
     assert sizes[1] == sizes[0]

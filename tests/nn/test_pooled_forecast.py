@@ -23,25 +23,33 @@ EPS = torch.finfo(torch.float64).eps
 TOLERANCE = 1e4 * EPS
 
 
-def every(season: int) -> list[tuple[int, int, bool, bool]]:
-    """Members of every kind, some with this season."""
+def every(season: int, *hidden: int) -> list[Member]:
+    """Members of every kind, some with this season, with hidden layers of these sizes."""
     plain = [(2, 0, False, False), (5, season, False, False), (9, season, True, False), (4, 0, True, False)]
-    return [*plain, (15, 0, False, False), (12, 0, False, True), (10, season, True, True)]
+    plain += [(15, 0, False, False), (12, 0, False, True), (10, season, True, True)]
+    return [Member(*member, hidden) for member in plain]
 
 
-SEVERAL = [(2, 3, False, True), (6, 7, False, False), (3, 0, True, True), (14, 7, True, True), (4, 3, True, False)]
+def several(*hidden: int) -> list[Member]:
+    """Members with seasons of their own."""
+    kinds = [(2, 3, False, True), (6, 7, False, False), (3, 0, True, True), (14, 7, True, True), (4, 3, True, False)]
+    return [Member(*kind, hidden) for kind in kinds]
+
+
+MIXED = [Member(3, 4, False, True), Member(9, 4, True, False, (3, 5, 2)), Member(7, 0, False, False, (4,))]
 CASES: dict[str, dict[str, Any]] = {
-    "no season": {"window": 15, "members": every(0), "random": 3},
-    "even": {"window": 23, "members": every(4), "season": 4, "random": 7},
-    "odd": {"window": 24, "members": every(5), "season": 5, "random": 2},
-    "two": {"window": 15, "members": every(2), "season": 2, "random": 1},
-    "window too short for the season": {"window": 15, "members": every(8), "season": 8, "random": 4},
+    "no season": {"window": 15, "members": every(0, 3)},
+    "even": {"window": 23, "members": every(4, 7), "season": 4},
+    "odd": {"window": 24, "members": every(5, 2), "season": 5},
+    "two": {"window": 15, "members": every(2, 1), "season": 2},
+    "window too short for the season": {"window": 15, "members": every(8, 4), "season": 8},
     "of one step": {"window": 15, "members": every(1), "season": 1},
-    "several seasons": {"window": 29, "members": SEVERAL, "season": 4, "random": 6},
-    "one season too long": {"window": 15, "members": SEVERAL, "season": 3, "random": 6},
-    "seasons of members alone": {"window": 24, "members": SEVERAL, "random": 3},
-    "without random features": {"window": 31, "members": [(3, 12, False, False), (12, 12, True, True)], "season": 12},
-    "one long member": {"window": 19, "members": [(19, 3, False, False)], "season": 3, "random": 5},
+    "several seasons": {"window": 29, "members": several(6), "season": 4},
+    "one season too long": {"window": 15, "members": several(6), "season": 3},
+    "seasons of members alone": {"window": 24, "members": several(3)},
+    "layers of several sizes": {"window": 20, "members": MIXED, "season": 4},
+    "without hidden layers": {"window": 31, "members": [(3, 12, False, False), (12, 12, True, True)], "season": 12},
+    "one long member": {"window": 19, "members": [(19, 3, False, False, [5])], "season": 3},
 }
 
 
@@ -53,7 +61,9 @@ def build(name: str = "even", channels: int = 2, horizon: int = 6, **options: An
         for member in layer.members:
             member.weight.normal_(0, 0.2)
             member.mean.normal_(0, 0.3)
-            member.scale.fill_(1.7)
+            member.scale.uniform_(1, 2)
+            for bias in member.biases:  # a ReLU of 0 has no derivative
+                bias.normal_(0, 0.5)
         layer.shares.uniform_(0.5, 2)
     return layer
 
@@ -125,7 +135,7 @@ def by_formula(layer: PooledForecast, x: list[float]) -> list[float]:
         return [math.nan] * layer.horizon
     total, out = 0.0, [0.0] * layer.horizon
     for member, share in zip(layer.members, layer.shares.tolist(), strict=True):
-        lookback, season, log, smooth = member.kind
+        lookback, season, log, smooth, _ = member.kind
         if lookback > len(x):
             continue
         without, ahead = adjusted_of(x, layer.window, season, layer.horizon)
@@ -139,10 +149,11 @@ def by_formula(layer: PooledForecast, x: list[float]) -> list[float]:
         shown = smoothings(changes) if smooth else changes
         z = [clipped(value / pace, -8, 8) / 3 for value in shown] + [math.log(pace) / 2]
         z += [3 * clipped(value, -2, 2) for value in shown] + [value - 1 for value in ahead if season > 1]
-        z = [(a - b) / float(member.scale) for a, b in zip(z, member.mean.tolist(), strict=True)]
-        columns = member.projection.t().tolist()
-        sums = [sum(a * b for a, b in zip(z, column, strict=True)) for column in columns]
-        hidden = [max(a + b, 0.0) for a, b in zip(sums, member.bias.tolist(), strict=True)]
+        z = [(a - b) / c for a, b, c in zip(z, member.mean.tolist(), member.scale.tolist(), strict=True)]
+        for projection, bias in zip(member.projections, member.biases, strict=True):
+            sums = [sum(a * b for a, b in zip(z, column, strict=True)) for column in projection.t().tolist()]
+            z = [max(a + b, 0.0) for a, b in zip(sums, bias.tolist(), strict=True)]
+        hidden = z if len(member.projections) else []
         features = [1.0, *changes, *(0.3 * pace * a for a in paced), pace, *(pace * a for a in hidden)]
         weight = member.weight.tolist()
         for k in range(layer.horizon):
@@ -210,7 +221,7 @@ def test_regressors_give_the_forecasts(name: str) -> None:
     windows, steps = series(7, layer.window, 1)[..., 0], torch.tensor([23, 20, 16, 15, 14, 9, 8])
     total, out = torch.zeros(7, 1, dtype=torch.float64), torch.zeros(7, 6, dtype=torch.float64)
     for member, share in zip(layer.members, layer.shares, strict=True):
-        lookback, season, log, _ = member.kind
+        lookback, season, log, _, _ = member.kind
         without, ahead = layer.adjusted(windows, steps, season)
         features, last, level = member.features(without[:, -lookback:], ahead)
         assert features.shape == (7, member.weight.shape[0])
@@ -292,7 +303,7 @@ def test_only_the_last_forecast() -> None:
 @pytest.mark.parametrize("log", [False, True])
 def test_forecast_changes_are_bounded(log: bool) -> None:
     """To three levels, or to a factor of e³. A smaller change stays, and so does NaN."""
-    layer = PooledForecast(1, 3, 6, [(4, 0, log, True)], random=2).double()
+    layer = PooledForecast(1, 3, 6, [(4, 0, log, True, (2,))]).double()
     with torch.no_grad():
         layer.members[0].weight[0] = torch.tensor([1e6, -1e6, 0.5])  # the feature 1
     x = torch.tensor([2.0, 3.0, 1.0, 2.0], dtype=torch.float64)
@@ -311,7 +322,7 @@ def test_forecast_changes_are_bounded(log: bool) -> None:
 
 def test_smoothed_changes_are_bounded() -> None:
     """In mean absolute changes, which a long ramp exceeds; and in levels, which a series that ends in a spike does."""
-    layer = build(channels=1, window=80, season=0, members=[(80, 0, False, True), (12, 0, False, True)], random=9)
+    layer = build(channels=1, window=80, season=0, members=[(80, 0, False, True, (9,)), (12, 0, False, True, (9,))])
     ramp = [float(t) for t in range(80)]
     spike = [1.0] * 68 + [0.01 * t for t in range(11)] + [3.0]
     for x, bound in ((ramp, 8), (spike, 2)):
@@ -425,7 +436,8 @@ def test_scaled_series_have_scaled_forecasts(scale: float) -> None:
 def test_values_at_a_large_offset_keep_their_digits(name: str) -> None:
     """Forecasts without logarithms are relative to the last value: at an offset of 1e12 with changes that are integers,
     differences are exact. Such a series has no season."""
-    options = {"members": [(2, 0, False, False), (5, 4, False, False), (9, 0, False, True)]}
+    hidden = (CASES[name]["members"][0].hidden,)
+    options = {"members": [(2, 0, False, False, *hidden), (5, 4, False, False, *hidden), (9, 0, False, True, *hidden)]}
     layer = build(name, horizon=3, **options)
     changes = torch.randint(-20, 20, (1, 40, 2)).double()
     x = 1e12 + changes
@@ -443,9 +455,10 @@ def test_values_at_a_large_offset_keep_their_digits(name: str) -> None:
         steps = (windows.diff(dim=-1) / level).abs().mean(-1, keepdim=True) + pace
         shown = v if readout.bank is None else v @ readout.bank
         z = torch.cat([shown / steps / 3, steps.log() / 2, 3 * shown], -1)
-        if readout.projection.shape[0] > z.shape[-1]:
+        projection, bias = readout.hidden[0]
+        if projection.shape[0] > z.shape[-1]:
             z = torch.cat([z, torch.zeros(*z.shape[:-1], 3, dtype=torch.float64)], -1)
-        hidden = torch.relu(z @ readout.projection + readout.offset)
+        hidden = torch.relu(z @ projection + bias)
         features = torch.cat([torch.ones_like(steps), v, 0.3 * v, steps, steps * hidden], -1)
         forecast = level * (features @ readout.weight)
         expected[0, lookback - 1 :] += share * forecast.mT
@@ -455,10 +468,10 @@ def test_values_at_a_large_offset_keep_their_digits(name: str) -> None:
 
 
 def test_gradients() -> None:
-    members = [(3, 4, False, False), (5, 0, True, False), (6, 3, True, True)]
-    layer = build(channels=1, horizon=2, window=13, members=members, random=2)
+    members = [(3, 4, False, False, (2,)), (5, 0, True, False, (3, 2)), (6, 3, True, True)]
+    layer = build(channels=1, horizon=2, window=13, members=members)
     x = series(1, 16, 1).requires_grad_()
-    parameters = [x, *(member.weight for member in layer.members)]
+    parameters = [x, *layer.parameters()]
     assert torch.autograd.gradcheck(lambda *_: layer(x)[0], parameters)
     zeros = torch.zeros(1, 16, 1, dtype=torch.float64, requires_grad=True)
     layer(zeros)[0].sum().backward()
@@ -499,16 +512,16 @@ def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     x = torch.randn(1, 40, 2)
     assert torch.equal(loaded(x)[0], model(x)[0])
     assert loaded[1].config == layer.config
-    assert layer.config["members"] == [list(member) for member in every(4)]
-    assert {name.split(".")[-1] for name in layer.state_dict()} == {
-        "weight", "projection", "bias", "mean", "scale", "shares"
+    assert layer.config["members"] == [[*member[:4], [7]] for member in every(4)]
+    assert {".".join(name.split(".")[2:]) or name for name in layer.state_dict()} == {
+        "weight", "projections.0", "biases.0", "mean", "scale", "shares"
     }  # fmt: skip
 
 
 def test_the_folded_form_has_named_arrays() -> None:
     layer = build()
     folded = plmu.fold(layer)
-    assert set(folded.arrays()) == {"projection", "offset", "weight", "shares"}
+    assert set(folded.arrays()) == {"hidden", "weight", "shares"}
     x = series(2, 30).float()
     state = None
     for t, x_t in enumerate(x.unbind(1)):
@@ -519,15 +532,15 @@ def test_the_folded_form_has_named_arrays() -> None:
     assert [leaf.dtype for leaf in leaves(state)] == [torch.float32, torch.int64]
 
 
-def test_random_features_come_from_the_seed() -> None:
+def test_hidden_layers_come_from_the_seed() -> None:
     layer, same, other = (build(seed=seed) for seed in (1, 1, 2))
     for ours, theirs, others in zip(layer.members, same.members, other.members, strict=True):
-        assert torch.equal(ours.projection, theirs.projection)
-        assert not torch.equal(ours.projection, others.projection)
-    first, second = (member.bias for member in list(layer.members)[:2])
+        assert torch.equal(ours.projections[0], theirs.projections[0])
+        assert not torch.equal(ours.projections[0], others.projections[0])
+    first, second = (member.biases[0] for member in list(layer.members)[:2])
     assert not torch.equal(first, second)
     before = torch.get_rng_state()
-    PooledForecast(1, 2, 5, [(3, 0, False, True)], random=4)
+    PooledForecast(1, 2, 5, [(3, 0, False, True, (4, 3))])
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -549,11 +562,12 @@ GOOD = Member(3, 2, False, True)
         ({"horizon": 0}, "horizon must be an integer of at least 1, got 0"),
         ({"window": 2.5}, "window must be an integer of at least 1"),
         ({"season": -1}, "season must be an integer of at least 1, got -1"),
-        ({"random": -1}, "random must be an integer of at least 1, got -1"),
+        ({"members": [(3, 2, True, True, (4, 0))]}, r"a hidden layer of members\[0\] must be .* at least 1, got 0"),
+        ({"members": [(3, 2, True, True, 4)]}, r"the hidden layers of members\[0\] must be a list of sizes, got 4"),
         ({"seed": -1}, "seed must be an integer from 0 to"),
-        ({"members": []}, r"members must have at least one \(lookback, season, log, smooth\), got none"),
-        ({"members": [(3, 2, True)]}, r"\(lookback, season, log, smooth\) each, got members\[0\]=\(3, 2, True\)"),
-        ({"members": [3]}, r"\(lookback, season, log, smooth\) each, got members\[0\]=3"),
+        ({"members": []}, r"members must have at least one \(lookback, season, log, smooth, hidden\), got none"),
+        ({"members": [(3, 2)]}, r"\(lookback, season, log, smooth, hidden\) each, got members\[0\]=\(3, 2\)"),
+        ({"members": [3]}, r"\(lookback, season, log, smooth, hidden\) each, got members\[0\]=3"),
         ({"members": [GOOD, (1, 0, True, True)]}, r"members\[1\] must have a lookback from 2 to .* 9, got 1"),
         ({"members": [(10, 0, True, True)]}, r"members\[0\] must have a lookback from 2 to .* 9, got 10"),
         ({"members": [("3", 0, True, True)]}, r"lookback of members\[0\] must be an integer of at least 1, got '3'"),
@@ -573,32 +587,31 @@ def test_wrong_arguments_are_named(wrong: dict[str, Any], message: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 @pytest.mark.filterwarnings("ignore:Converting a tensor to a Python")
 def test_it_works_in_the_modes_of_torch() -> None:
-    members = [(4, 2, True, False), (5, 3, False, True)]
-    layer = build(channels=1, horizon=2, window=9, members=members, season=2, random=2)
+    members = [(4, 2, True, False, (2,)), (5, 3, False, True, (3, 2))]
+    layer = build(channels=1, horizon=2, window=9, members=members, season=2)
     x = series(2, 12, 1, 2)
     expected = layer(x)[0]
     assert layer.to("meta")(x.to("meta"))[0].shape == expected.shape
-    layer = build(channels=1, horizon=2, window=9, members=members, season=2, random=2)
+    layer = build(channels=1, horizon=2, window=9, members=members, season=2)
     torch.testing.assert_close(torch.func.vmap(lambda row: layer(row[None])[0][0])(x), expected)
     assert torch.func.jacrev(lambda x: layer.step(x)[0])(x[:, 0]).isfinite().all()
     traced = torch.jit.trace(layer, (x,), check_trace=False)
     torch.testing.assert_close(traced(2 * x)[0], layer(2 * x)[0])
     with FakeTensorMode():
-        fake = PooledForecast(1, 2, 9, members, season=2, random=2)
+        fake = PooledForecast(1, 2, 9, members, season=2)
         assert fake(torch.rand(2, 12, 1))[0].shape == (2, 12, 2)
 
 
 def test_weights_can_be_made_later() -> None:
-    options = {"season": 2, "random": 3}
-    members = [(4, 2, True, True), (3, 0, False, False)]
-    layer = PooledForecast(1, 2, 9, members, device="meta", **options)
+    members = [(4, 2, True, True, (3,)), (3, 0, False, False, (2, 4))]
+    layer = PooledForecast(1, 2, 9, members, season=2, device="meta")
     layer.to_empty(device="cpu").reset_parameters()
-    same = PooledForecast(1, 2, 9, members, **options)
+    same = PooledForecast(1, 2, 9, members, season=2)
     assert all(torch.equal(value, same.state_dict()[name]) for name, value in layer.state_dict().items())
 
 
 def test_its_repr_has_what_matters() -> None:
-    text = repr(PooledForecast(1, 2, 9, [(3, 4, False, True), (4, 0, True, False)], season=4, random=5))
-    assert "PooledForecast(\n  1, horizon=2, window=9, season=4, random=5" in text
-    assert "(0): PooledMember(lookback=3, season=4, smooth=True)" in text
-    assert "(1): PooledMember(lookback=4, log=True)" in text
+    text = repr(PooledForecast(1, 2, 9, [(3, 4, False, True, (5, 2)), (4, 0, True)], season=4))
+    assert "PooledForecast(\n  1, horizon=2, window=9, season=4" in text
+    assert "(0): PooledMember(\n      lookback=3, season=4, smooth=True, hidden=(5, 2)" in text
+    assert "(1): PooledMember(\n      lookback=4, log=True\n" in text

@@ -17,9 +17,11 @@ from plmu.exports.evaluate import Evaluator
 from plmu.folded.pooled import Member
 from plmu.nn import PooledForecast
 from plmu.nn.pooled import PooledMember
-from plmu.timeseries import pooled
-from plmu.timeseries.pooled import Error, Panel, Tried, chosen
-from plmu.timeseries.pooled_members import Classical
+from plmu.timeseries import pooled, pooled_choice, pooled_windows
+from plmu.timeseries.pooled_choice import Tried, chosen
+from plmu.timeseries.pooled_members import LEAST, Candidates, Classical
+from plmu.timeseries.pooled_readouts import Sums, train
+from plmu.timeseries.pooled_windows import Error, Limits, Panel, Places, Windows
 
 EPS32 = torch.finfo(torch.float32).eps
 HORIZON, SEASON = 4, 6
@@ -43,14 +45,18 @@ def fitted(series: list[np.ndarray], season: int = SEASON, validation: int = 8) 
 
 
 def test_the_ridge_is_numpys() -> None:
-    """Weighted, for features divided by the root of their weighted power. Rows are more than a block."""
+    """Weighted, in several parts, for features divided by the root of their weighted power."""
     rng = np.random.default_rng(1)
-    rows, alphas = pooled._BLOCK + 300, (1e-3, 1e-1)
+    rows, alphas = 900, (1e-3, 1e-1)
     x = rng.standard_normal((rows, 5)) @ np.diag([1, 10, 0.1, 3, 1])
-    y, weight = rng.standard_normal((rows, 3)) + x[:, :3], rng.random((rows, 1)) / rows
+    y, weight = rng.standard_normal((rows, 3)) + x[:, :3], rng.random((rows, 1))
     float32 = [torch.tensor(values, dtype=torch.float32) for values in (x, y, weight)]
     x, y, weight = (values.double().numpy() for values in float32)
-    result = pooled._ridge(*float32, alphas).double().numpy()
+    sums = Sums(5, 3)
+    for part in zip(*(values.split(400) for values in float32), strict=True):
+        sums.add(*part)
+    result = sums.solve(alphas).double().numpy()
+    weight = weight / weight.sum()
     gram, cross = x.T @ (weight * x), x.T @ (weight * y)
     scale = np.sqrt(np.diag(gram))
     for place, alpha in enumerate(alphas):
@@ -78,7 +84,7 @@ def test_a_classical_member_is_smoothing_with_a_trend(rate: float, slope: float)
     line = np.polyfit(np.arange(size), values, 1)[0]
     expected = [level + slope * line * (step + late) for step in range(1, HORIZON + 1)]
     member = Classical(Member(size, 0, False, False), rate, slope)
-    layer = PooledForecast(1, HORIZON, size, [member.kind], random=0).requires_grad_(False)
+    layer = PooledForecast(1, HORIZON, size, [member.kind]).requires_grad_(False)
     layer.readouts[0].weight.copy_(member.weight(HORIZON))
     with torch.no_grad():
         result = layer.read(torch.tensor(values)[None, None], torch.tensor([[size]]))[0, 0]
@@ -93,7 +99,7 @@ def test_theta_is_the_mean_of_its_two_lines() -> None:
     forecasts = []
     for slope in (0.0, 0.5, 1.0):
         member = Classical(Member(12, 0, False, False), 1.0, slope)
-        layer = PooledForecast(1, HORIZON, 12, [member.kind], random=0).requires_grad_(False)
+        layer = PooledForecast(1, HORIZON, 12, [member.kind]).requires_grad_(False)
         layer.readouts[0].weight.copy_(member.weight(HORIZON))
         forecasts.append(layer.read(values, torch.tensor([[12]])))
     within(
@@ -106,13 +112,13 @@ def candidates(count: int, seed: int) -> tuple[list[Tried], Error, torch.Tensor]
     torch.manual_seed(seed)
     windows = 10
     future = torch.randn(windows, HORIZON, dtype=torch.float64)
-    member = PooledMember(Member(4, 0, False, False), HORIZON, 0, 0)
+    member = PooledMember(Member(4, 0, False), HORIZON)
     tried = []
     for number in range(count):
         available = (torch.rand(windows, 1) < (0.7 if number % 2 else 1.1)).double()
         forecasts = available * (future + (0.5 + 0.1 * number) * torch.randn_like(future))
-        tried.append(Tried(member, member.weight, 0.1, forecasts, available))
-    return tried, Error(future, torch.rand(windows, dtype=torch.float64) / windows), torch.zeros_like(future)
+        tried.append(Tried(member, 0.1, forecasts, available))
+    return tried, Error(future, torch.rand(windows, 1, dtype=torch.float64) / windows), torch.zeros_like(future)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -132,10 +138,10 @@ def test_members_are_added_while_they_lower_the_error(seed: int) -> None:
         return total
 
     counts, best = [0] * len(tried), error_of([0] * len(tried))
-    for _ in range(pooled.PICKS):
+    for _ in range(pooled_choice.PICKS):
         options = [[count + (place == added) for place, count in enumerate(counts)] for added in range(len(tried))]
         errors = [error_of(option) for option in options]
-        if not min(errors) < (1 - pooled.GAIN) * best:
+        if not min(errors) < (1 - pooled_choice.GAIN) * best:
             break
         best, counts = min(errors), options[errors.index(min(errors))]
     result = chosen(tried, error, fallback)
@@ -148,7 +154,7 @@ def test_windows_end_where_they_may() -> None:
     """Validation windows have their horizon in the validation rows, fitted windows before them; the last of each
     series is among them, and none is taken twice."""
     lengths, rows = torch.tensor([40, 9, 25, 3, 60]), torch.tensor([10, 0, 4, 0, 3])
-    checked = pooled._validation_places(lengths, rows, HORIZON)
+    checked = pooled_windows.validation_places(lengths, rows, HORIZON)
     ends = {(number, end) for number, end in zip(checked.series.tolist(), checked.ends.tolist(), strict=True)}
     assert len(ends) == len(checked.series)
     allowed = {(number, end) for number in range(5) for end in range(int(lengths[number]) + 1)
@@ -156,27 +162,79 @@ def test_windows_end_where_they_may() -> None:
     assert ends == allowed  # of few series, all
     past = lengths - rows
     for limit, stride in ((8_000, 1), (8_000, 3), (20, 1), (4, 2)):
-        taken = pooled._latest_places(past, HORIZON, pooled.Limits(24, 100, limit), stride)
+        taken = pooled_windows.latest_places(past, HORIZON, Limits(24, 100, limit), stride)
         ends = {(number, end) for number, end in zip(taken.series.tolist(), taken.ends.tolist(), strict=True)}
         assert len(ends) == len(taken.series) <= max(limit, 4)
-        assert all(pooled.LEAST <= end <= past[number] - HORIZON for number, end in ends)
+        assert all(LEAST <= end <= past[number] - HORIZON for number, end in ends)
         if limit > 20:
             assert {(n, int(past[n]) - HORIZON) for n in (0, 1, 2, 4)} <= ends
 
 
 def test_what_follows_a_window_is_what_was_measured() -> None:
-    series = panel(3, 20)
-    lengths = torch.tensor([20, 15, 10])
-    places = pooled.Places(torch.tensor([0, 1, 2, 2]), torch.tensor([16, 4, 6, 5]))
-    batch = pooled._take(Panel.of(series, lengths, 0), places, 8, HORIZON)
+    """In units of the mean absolute value of its window; with the season divided out, which is that of the layer."""
+    series = panel(3, 40)
+    series[1] *= 1e12  # sums over all series would have no digits of the others
+    counted = (40, 33, 30)
+    places = Places(torch.tensor([0, 1, 2, 2]), torch.tensor([36, 4, 26, 25]))
+    candidates = Candidates.of(torch.tensor(counted), HORIZON, SEASON)
+    windows = Windows.of(Panel.of(series, torch.tensor(counted), SEASON), places, candidates, HORIZON)
+    layer = PooledForecast(1, HORIZON, candidates.window, [Member(2, SEASON, False)])
+    changes = [np.abs(v[SEASON:n] - v[: n - SEASON]).mean() for v, n in zip(series, counted, strict=True)]
+    assert windows.share[:, 0].tolist() == [1, 1, 0.5, 0.5]
     for number, (place, end) in enumerate(zip(places.series.tolist(), places.ends.tolist(), strict=True)):
-        steps = int(batch.steps[number])
-        assert steps == min(8, end)
-        assert batch.windows[number, 8 - steps :].tolist() == series[place][end - steps : end].tolist()
-        assert batch.future[number].tolist() == series[place][end : end + HORIZON].tolist()
-    assert batch.share.tolist() == [1, 1, 0.5, 0.5]
-    changes = [np.abs(np.diff(values[:length])).mean() for values, length in zip(series, (20, 15, 10), strict=True)]
-    np.testing.assert_allclose(batch.unit, np.array(changes)[[0, 1, 2, 2]], rtol=1e-12)
+        steps = int(windows.steps[number])
+        assert steps == min(candidates.window, end)
+        values = series[place][end - steps : end]
+        level = np.abs(values).mean()
+        np.testing.assert_allclose(windows.level[number], level, rtol=1e-12)
+        np.testing.assert_allclose(windows.unit[number], changes[place] / level, rtol=1e-6)
+        np.testing.assert_allclose(windows.future[number], series[place][end : end + HORIZON] / level, rtol=1e-6)
+        padded = torch.zeros(candidates.window, dtype=torch.float64)
+        padded[-steps:] = torch.from_numpy(values / level)
+        for season in (0, SEASON):
+            without, ahead = layer.adjusted(padded, torch.tensor(steps), season)
+            kind = Member(candidates.longest, season, False)
+            past, following = windows.values(kind, torch.tensor([number]))
+            np.testing.assert_allclose(past[0], without[-candidates.longest :], rtol=1e-6)
+            np.testing.assert_allclose(following[0], ahead, rtol=1e-6)
+
+
+def test_hidden_layers_are_trained_where_that_helps() -> None:
+    """What follows a window is 1 if its values have risen by more than 0.1, else 0: no linear readout tells. Training
+    repeats, and leaves the random numbers alone."""
+    rng = np.random.default_rng(6)
+    past = 1 + 0.1 * rng.standard_normal((600, 6))
+    steps = past[:, -1:] - past[:, -2:-1]
+    series = list(np.concatenate([past, np.where(np.abs(steps) > 0.1, 2, 1) * np.ones((600, HORIZON))], axis=1))
+    lengths = torch.full((600,), 6 + HORIZON)
+    candidates = Candidates.of(lengths, HORIZON, 0)
+    places = Places(torch.arange(600), torch.full((600,), 6))
+    windows = Windows.of(Panel.of(series, lengths, 0), places, candidates, HORIZON)
+    error = Error.of(windows, windows.fallback(0))
+    errors, weights = [], []
+    for hidden in ((), (24, 24), (24, 24)):
+        member = PooledMember(Member(6, 0, False, False, hidden), HORIZON)
+        before = torch.get_rng_state()
+        train(member, windows, windows.fallback(0))
+        assert torch.equal(torch.get_rng_state(), before)
+        assert not any(parameter.requires_grad for parameter in member.parameters())
+        forecasts = pooled_choice.forecasts_of(member, member.weight[None], windows)[0]
+        errors.append(error(forecasts))
+        weights.append(member.weight)
+    assert errors[1] == errors[2] < 0.8 * errors[0]
+    assert torch.equal(weights[1], weights[2])
+
+
+def test_trained_members_are_candidates_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooled, "HIDDEN", ((0, (8, 4)),))
+    series = panel(12, 90)
+    assert not any(len(kind.hidden) > 1 for kind, _, _ in fitted(series).members)
+    monkeypatch.setattr(pooled, "TRAINED_ROWS", 500)
+    monkeypatch.setattr(pooled, "blended", lambda tried, *_: ([int(candidate.trained) for candidate in tried], 0.5))
+    fit = fitted(series)
+    assert [kind.hidden for kind, _, _ in fit.members] == [(8, 4)] * len(fit.members)
+    assert {kind.season for kind, _, _ in fit.members} == {0, SEASON}
+    assert not torch.equal(fit.model.readouts[0].weight, fit.unrefitted.readouts[0].weight)
 
 
 def test_candidates_do_not_see_the_validation_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,22 +200,26 @@ def _read(b: Builder, member: Member, readout: Readout, changes: Value, ahead: V
     pace = b.add(ops.MatVec, 1, Weight(torch.full((1, past), 1 / past), True), (steps,), torch.tensor([STILL]))
     paced = b.add(ops.Divide, past, changes, _repeated(b, pace, past))
     parts = [_clipped(b, paced, -CLIP, CLIP)]
-    if readout.projection.shape[1]:
+    if member.hidden:
         shown, shown_paced, width = changes, parts[0], member.width
         if readout.bank is not None:
             shown = b.add(ops.MatVec, width, Weight(cast(readout.bank.mT), True), (changes,))
             shown_paced = b.add(ops.Divide, width, shown, _repeated(b, pace, width))
             shown_paced = _clipped(b, shown_paced, -CLIP, CLIP)
         inputs = [shown_paced, _apply(b, pace, "log"), _clipped(b, shown, -CLIP_LEVEL, CLIP_LEVEL)]
-        projection = readout.projection.clone()
-        projection[:width] /= 3
-        projection[width] /= 2
-        projection[width + 1 : 2 * width + 1] *= 3
+        first = readout.hidden[0][0].clone()
+        first[:width] /= 3
+        first[width] /= 2
+        first[width + 1 : 2 * width + 1] *= 3
         if ahead is not None:
             inputs.append(b.add(ops.Convert, ahead.size, _scaled(b, ahead, 1, -1)))
-        projection = projection[: sum(value.size for value in inputs)]  # without a season it is 1 ahead
-        hidden = b.product(projection.mT, *inputs, bias=readout.offset)
-        parts.append(b.add(ops.Apply, hidden.size, hidden, "relu", {}))
+        first = first[: sum(value.size for value in inputs)]  # without a season it is 1 ahead
+        for matrix, (_, bias) in zip(
+            [first, *(weight for weight, _ in readout.hidden[1:])], readout.hidden, strict=True
+        ):
+            hidden = b.product(matrix.mT, *inputs, bias=bias)
+            inputs = [b.add(ops.Apply, hidden.size, hidden, "relu", {})]
+        parts += inputs
     constant, of_changes, of_paced, of_pace, of_hidden = weight.split(
         [1, past, past, 1, weight.shape[1] - 2 * past - 2], 1
     )

@@ -7,8 +7,10 @@ read. Values are relative to their mean absolute value, so that series may be of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -37,28 +39,33 @@ class Member(NamedTuple):
     lookback: int  # steps that it depends on
     season: int  # period by whose seasonal indices the window is divided before; 0 or 1 for none
     log: bool  # whether it is linear in logarithms
-    smooth: bool  # whether the random features see changes smoothed at several rates
+    smooth: bool = False  # whether the hidden layers see changes smoothed at several rates
+    hidden: tuple[int, ...] = ()  # sizes of the hidden layers, if any
 
     @property
     def width(self) -> int:
-        """The number of changes, or of their smoothings, that the random features see."""
+        """The number of changes, or of their smoothings, that the hidden layers see."""
         changes = self.lookback - 1
         return 2 * len(RATES) + min(RECENT, changes) if self.smooth else changes
 
     def inputs(self, horizon: int) -> int:
-        """The number of inputs of the random projection."""
+        """The number of inputs of the hidden layers."""
         return 2 * self.width + 1 + (horizon if self.season > 1 else 0)
 
-    def features(self, random: int) -> int:
-        """The number of features, `random` of them from the random projection."""
-        return 2 * self.lookback + random
+    @property
+    def features(self) -> int:
+        """The number of features, the last of them from the last hidden layer."""
+        return 2 * self.lookback + sum(self.hidden[-1:])
+
+    def layers(self, horizon: int) -> list[tuple[int, int]]:
+        """Inputs and outputs of each hidden layer."""
+        return list(pairwise([self.inputs(horizon), *self.hidden]))
 
 
 class Readout(NamedTuple):
     """The arrays of a member, in the precision of the windows."""
 
-    projection: Tensor  # (inputs, random)
-    offset: Tensor  # (random,)
+    hidden: Sequence[tuple[Tensor, Tensor]]  # of each hidden layer its weight (inputs, outputs) and bias (outputs,)
     weight: Tensor  # (features, horizon)
     bank: Tensor | None = None  # `bank(lookback)` if `smooth`
 
@@ -205,8 +212,8 @@ def changes_of(member: Member, values: Tensor) -> Changes:
     return Changes(changes, pace, last, level)
 
 
-def random_inputs(member: Member, smoothing: Tensor | None, window: Changes, ahead: Tensor) -> Tensor:
-    """The inputs of a member's random projection, (..., inputs). `smoothing` is its `bank`; `ahead` is that of
+def hidden_inputs(member: Member, smoothing: Tensor | None, window: Changes, ahead: Tensor) -> Tensor:
+    """The inputs of a member's hidden layers, (..., inputs). `smoothing` is its `bank`; `ahead` is that of
     `features`."""
     shown = window.changes if smoothing is None else window.changes @ smoothing
     paced = (shown / window.pace).clamp(-CLIP, CLIP)
@@ -227,9 +234,11 @@ def features(member: Member, readout: Readout, values: Tensor, ahead: Tensor) ->
     changes, pace = window.changes, window.pace
     paced = (changes / pace).clamp(-CLIP, CLIP)
     parts = [torch.ones_like(pace), changes, SLOPE * pace * paced, pace]
-    if readout.projection.shape[1]:
-        inputs = random_inputs(member, readout.bank, window, ahead)
-        parts.append(pace * torch.relu(inputs @ readout.projection + readout.offset))
+    if member.hidden:
+        values = hidden_inputs(member, readout.bank, window, ahead)
+        for weight, bias in readout.hidden:
+            values = torch.relu(values @ weight + bias)
+        parts.append(pace * values)
     return Features(torch.cat(parts, dim=-1), window.last, window.level)
 
 
@@ -285,8 +294,7 @@ class PooledForecast(Windowed):
     The state is the window (batch, window, channels) and the position (batch, 2).
     """
 
-    projection: Tensor  # (inputs of all members, random), with their scale
-    offset: Tensor  # (members, random)
+    hidden: Tensor  # (numbers,): weight and bias of each hidden layer of each member, one after the other
     weight: Tensor  # (features of all members, horizon)
     shares: Tensor  # (members,), the weight of each in the mean
     members: tuple[Member, ...]
@@ -300,11 +308,12 @@ class PooledForecast(Windowed):
 
     def readouts(self, arrays: dict[str, Tensor]) -> Iterator[tuple[Member, Readout]]:
         """The members, each with its part of the arrays, which are those of `cast`."""
-        random = self.projection.shape[1]
-        projections = arrays["projection"].split([member.inputs(self.horizon) for member in self.members])
-        weights = arrays["weight"].split([member.features(random) for member in self.members])
-        banks = [arrays[_bank_of(member)] if member.smooth else None for member in self.members]
-        return zip(self.members, map(Readout, projections, arrays["offset"].unbind(), weights, banks), strict=True)
+        numbers = iter(arrays["hidden"].split([size for member in self.members for layer in member.layers(self.horizon)
+                                               for size in (math.prod(layer), layer[1])]))  # fmt: skip
+        weights = arrays["weight"].split([member.features for member in self.members])
+        for member, weight in zip(self.members, weights, strict=True):
+            hidden = [(next(numbers).view(layer), next(numbers)) for layer in member.layers(self.horizon)]
+            yield member, Readout(hidden, weight, arrays[_bank_of(member)] if member.smooth else None)
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         window, position = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state

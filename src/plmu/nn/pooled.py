@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,8 +24,8 @@ from plmu.folded.pooled import (
     bank,
     changes_of,
     features,
+    hidden_inputs,
     pooled,
-    random_inputs,
     real_part,
 )
 from plmu.nn.folding import exact
@@ -32,7 +33,8 @@ from plmu.nn.savable import savable
 from plmu.nn.steppable import changed, factory, positive
 from plmu.nn.windowed import Ends, WindowedForecast
 
-_SPREAD = 0.5  # standard deviation of the offsets of random features
+_SPREAD = 0.5  # standard deviation of the biases of the first hidden layer
+_LEAST = 0.05  # added to the standard deviation of an input of the hidden layers
 
 
 @savable(modules=1)
@@ -42,25 +44,26 @@ class PooledForecast(WindowedForecast):
     A window is divided by its seasonal indices, which are computed from itself: no clock is needed. Each of the members
     takes the last values of the window, adjusted for a season of its own or for none, relative to their mean absolute
     value, or the logarithms of these. Features of them are read out linearly: differences from the last value, and
-    random features of these or of smoothings of them. The output is the mean of the members that the sequence is long
-    enough for, weighted by the buffer `shares`; before any is, the last value without its season times the season
-    ahead. docs/math.md has the formulas.
+    the last of a member's hidden layers, which see these or smoothings of them. The output is the mean of the members
+    that the sequence is long enough for, weighted by the buffer `shares`; before any is, the last value without its
+    season times the season ahead. docs/math.md has the formulas.
 
-    Weights start at zero, so that the forecast is the last value times the season. They can be fitted in closed form to
-    the windows of many series: `adjusted` and `members[i].features` give the regressors, and `mean` and
-    `scale` of a member standardise the input of its random features. The weights can be trained, too.
+    Readouts start at zero, so that the forecast is the last value times the season; hidden layers are drawn from the
+    seed. Readouts can be fitted in closed form to the windows of many series: `adjusted` and `members[i].features` give
+    the regressors, and `mean` and `scale` of a member standardise the input of its hidden layers. All weights can be
+    trained, too.
 
     Args:
         channels: features of x; each is forecast from itself.
         horizon: number of steps ahead.
         window: number of steps that the forecast depends on.
-        members: (lookback, season, log, smooth) of each: the number of steps that it depends on, at least 2; the
-            period of the season that is divided out before, 0 for none; whether it is linear in logarithms of the
-            values; and whether its random features see smoothings at several rates, in place of each change.
+        members: (lookback, season, log, smooth, hidden) of each: the number of steps that it depends on, at least 2;
+            the period of the season that is divided out before, 0 for none; whether it is linear in logarithms of the
+            values; whether its hidden layers see smoothings at several rates, in place of each change; and the sizes
+            of its hidden layers. The last two may be left out.
         season: the seasonal period of the forecast before any member is long enough; 0 for none. A window of fewer than
             two seasons and a half, or so, has none; so it is with the members.
-        random: number of random features of each member.
-        seed: of the random features.
+        seed: of the hidden layers.
         return_sequences: False gives the forecast at each sequence's last step alone.
         device: of the weights.
         dtype: of the weights.
@@ -84,7 +87,6 @@ class PooledForecast(WindowedForecast):
         members: Sequence[Member],
         *,
         season: int = 0,
-        random: int = 0,
         seed: int = 0,
         return_sequences: bool = True,
         device: torch.device | str | None = None,
@@ -94,15 +96,13 @@ class PooledForecast(WindowedForecast):
         self.input_size = self.channels = positive(channels, "channels")
         self.horizon, self.window = positive(horizon, "horizon"), positive(window, "window")
         self.season = 0 if season == 0 else positive(season, "season")
-        self.random = 0 if random == 0 else positive(random, "random")
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, got {seed!r}")
         self.returns_sequences = return_sequences
         self.output_size = self.horizon * self.channels
         place = factory(device, dtype)
         kinds = _checked(members, self.window)
-        sizes = self.horizon, self.random
-        self.members = nn.ModuleList(PooledMember(kind, *sizes, seed + i, **place) for i, kind in enumerate(kinds))
+        self.members = nn.ModuleList(PooledMember(kind, horizon, seed + i, **place) for i, kind in enumerate(kinds))
         self.register_buffer("shares", torch.ones(len(kinds), **place))
 
     @property
@@ -123,7 +123,7 @@ class PooledForecast(WindowedForecast):
         return self.shares
 
     def reset_parameters(self) -> None:
-        """Weights of zero, random features as drawn, equal shares: the forecast is the last value times the season."""
+        """Readouts of zero, hidden layers as drawn, equal shares: the forecast is the last value times the season."""
         for member in self.readouts:
             member.reset_parameters()
         nn.init.ones_(self.shares)
@@ -155,7 +155,7 @@ class PooledForecast(WindowedForecast):
         return self.read(windows, ends.steps[..., None])
 
     def _elements(self) -> int:
-        widest = max(member.weight.shape[0] for member in self.readouts)
+        widest = max(member.weight.shape[0] + sum(member.kind.hidden) for member in self.readouts)
         seasons = {self.season, *(member.kind.season for member in self.readouts)}
         return (7 + len(seasons)) * self.window + 3 * widest + (len(self.members) + 3) * self.horizon
 
@@ -168,11 +168,10 @@ class PooledForecast(WindowedForecast):
         if changed(self, "fold"):
             return super().fold()
         readouts = [member.readout(torch.float64) for member in self.readouts]
-        projections, offsets, weights = zip(*(map(exact, readout[:3]) for readout in readouts), strict=True)
+        hidden = [value for readout in readouts for layer in readout.hidden for value in layer]
         return folded.PooledForecast(
-            projection=torch.cat(projections),
-            offset=torch.stack(offsets),
-            weight=torch.cat(weights),
+            hidden=torch.cat([exact(value).flatten() for value in hidden] or [torch.zeros(0)]),
+            weight=torch.cat([exact(readout.weight) for readout in readouts]),
             shares=exact(self.shares),
             members=tuple(member.kind for member in self.readouts),
             channels=self.channels,
@@ -182,53 +181,52 @@ class PooledForecast(WindowedForecast):
 
     def extra_repr(self) -> str:
         sizes = f"{self.channels}, horizon={self.horizon}, window={self.window}"
-        names = ("season", "random", "seed", "return_sequences")
-        usual = (0, 0, 0, True)
+        names, usual = ("season", "seed", "return_sequences"), (0, 0, True)
         options = (f", {name}={self.config[name]}" for name, value in zip(names, usual, strict=True)
                    if self.config[name] != value)  # fmt: skip
         return sizes + "".join(options)
 
 
 class PooledMember(nn.Module):
-    """A member of `PooledForecast`: its random features, and its readout `weight` (features, horizon).
+    """A member of `PooledForecast`: its hidden layers, and its readout `weight` (features, horizon).
 
     Attributes:
-        kind: (lookback, season, log, smooth).
+        kind: (lookback, season, log, smooth, hidden).
         weight: (features, horizon).
-        projection: (inputs, random), drawn from the seed.
-        bias: (random,), drawn from the seed.
-        mean: (inputs,), which is subtracted from the inputs of the projection.
-        scale: a positive number, by which they are divided.
+        projections: of each hidden layer its weight (inputs, outputs), drawn from the seed.
+        biases: of each hidden layer (outputs,), drawn from the seed for the first one, else zero.
+        mean: (inputs,), which is subtracted from the inputs of the first hidden layer.
+        scale: (inputs,), positive numbers, by which they are divided.
     """
 
-    projection: Tensor
-    bias: Tensor
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, kind: Member, horizon: int, random: int, seed: int, **place: Any) -> None:
+    def __init__(self, kind: Member, horizon: int, seed: int = 0, **place: Any) -> None:
         super().__init__()
         self.kind, self.seed = kind, seed
-        inputs = kind.inputs(horizon)
-        self.weight = nn.Parameter(torch.empty(kind.features(random), horizon, **place))
-        self.register_buffer("projection", torch.empty(inputs, random, **place))
-        self.register_buffer("bias", torch.empty(random, **place))
+        layers, inputs = kind.layers(horizon), kind.inputs(horizon)
+        self.weight = nn.Parameter(torch.empty(kind.features, horizon, **place))
+        self.projections = nn.ParameterList(torch.empty(*layer, **place) for layer in layers)
+        self.biases = nn.ParameterList(torch.empty(outputs, **place) for _, outputs in layers)
         self.register_buffer("mean", torch.empty(inputs, **place))
-        self.register_buffer("scale", torch.empty((), **place))
+        self.register_buffer("scale", torch.empty(inputs, **place))
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """A weight of zero, a projection drawn from the seed, no standardisation."""
+        """A readout of zero, hidden layers drawn from the seed, no standardisation."""
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.mean)
         nn.init.ones_(self.scale)
-        if self.projection.is_meta:
+        if self.weight.is_meta:
             return
-        # In float64 on the CPU: other generators of torch depend on the processor.
         generator = torch.Generator().manual_seed(self.seed)
-        for buffer, deviation in ((self.projection, 1.0), (self.bias, _SPREAD)):
-            drawn = torch.randn(buffer.shape, dtype=torch.float64, generator=generator, device="cpu")
-            buffer.copy_(deviation * drawn)
+        for place, (projection, bias) in enumerate(zip(self.projections, self.biases, strict=True)):
+            # The inputs of the first one have a sum of variances of 1, those of the others about 1 each.
+            drawn = _drawn(projection, generator)
+            projection.copy_(drawn if place == 0 else drawn * math.sqrt(2 / len(projection)))
+            bias.copy_(_SPREAD * _drawn(bias, generator) if place == 0 else torch.zeros_like(bias))
 
     def features(self, values: Tensor, ahead: Tensor) -> Features:
         """The regressors of this member, its last value, and the level.
@@ -249,45 +247,61 @@ class PooledMember(nn.Module):
             return features(self.kind, self.readout(values.dtype), values, ahead.to(values.dtype))
 
     @torch.no_grad()
-    def standardize(self, values: Tensor, ahead: Tensor) -> None:
-        """Set `mean` and `scale` so that over these windows the inputs of the projection have mean 0, and a sum of
-        variances of 1; arguments as of `features`, (windows, ...)."""
+    def standardize(self, values: Tensor, ahead: Tensor, each: bool = False) -> None:
+        """Set `mean` and `scale` so that over these windows the inputs of the hidden layers have mean 0, and a sum of
+        variances of 1; if `each`, about equal ones. Other arguments as of `features`, (windows, ...)."""
         kind, dtype = self.kind, wide_dtype(values.dtype)
         smoothing = bank(kind.lookback, values.device).to(dtype) if kind.smooth else None
-        inputs = random_inputs(kind, smoothing, changes_of(kind, values.to(dtype)), ahead.to(dtype))
+        inputs = hidden_inputs(kind, smoothing, changes_of(kind, values.to(dtype)), ahead.to(dtype))
         self.mean.copy_(inputs.mean(0))
-        self.scale.copy_(inputs.var(0, correction=0).sum().sqrt().clamp(min=1e-6))
+        deviation = inputs.std(0, correction=0)
+        spread = deviation.square().sum().sqrt().clamp(min=1e-6)
+        self.scale.copy_((deviation + _LEAST) * math.sqrt(len(deviation)) if each else spread.expand_as(deviation))
 
     def readout(self, dtype: torch.dtype) -> Readout:
         """The arrays of the member in this precision, with `mean` and `scale` multiplied out, and its bank."""
-        weight, projection, bias, mean, scale = (
-            value.to(dtype) for value in (self.weight, self.projection, self.bias, self.mean, self.scale)
-        )
-        projection = projection / scale
-        smoothing = bank(self.kind.lookback, weight.device).to(dtype) if self.kind.smooth else None
-        return Readout(projection, bias - mean @ projection, weight, smoothing)
+        hidden = [(projection.to(dtype), bias.to(dtype))
+                  for projection, bias in zip(self.projections, self.biases, strict=True)]  # fmt: skip
+        if hidden:
+            projection = hidden[0][0] / self.scale.to(dtype)[:, None]
+            hidden[0] = (projection, hidden[0][1] - self.mean.to(dtype) @ projection)
+        smoothing = bank(self.kind.lookback, self.weight.device).to(dtype) if self.kind.smooth else None
+        return Readout(hidden, self.weight.to(dtype), smoothing)
 
     def extra_repr(self) -> str:
-        lookback, season, log, smooth = self.kind
+        lookback, season, log, smooth, hidden = self.kind
         period = f", season={season}" if season else ""
-        return f"lookback={lookback}" + period + ", log=True" * log + ", smooth=True" * smooth
+        layers = f", hidden={hidden}" if hidden else ""
+        return f"lookback={lookback}" + period + ", log=True" * log + ", smooth=True" * smooth + layers
+
+
+def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Normal numbers, in float64 on the CPU: other generators of torch depend on the processor."""
+    return torch.randn(like.shape, dtype=torch.float64, generator=generator, device="cpu")
 
 
 def _checked(members: Sequence[Any], window: int) -> list[Member]:
     """The members, checked."""
     kinds = []
     for number, member in enumerate(members):
-        if not isinstance(member, Sequence) or len(member) != 4:
-            raise ValueError(f"members must be (lookback, season, log, smooth) each, got members[{number}]={member!r}")
+        if not isinstance(member, Sequence) or not 3 <= len(member) <= 5:
+            raise ValueError(
+                f"members must be (lookback, season, log, smooth, hidden) each, got members[{number}]={member!r}"
+            )
         lookback = positive(member[0], f"the lookback of members[{number}]")
         if not 2 <= lookback <= window:
             raise ValueError(f"members[{number}] must have a lookback from 2 to the window of {window}, got {lookback}")
-        for value, name in zip(member[2:], ("log", "smooth"), strict=True):
+        season = _period(member[1], f"the season of members[{number}]")
+        for value, name in zip(member[2:4], ("log", "smooth"), strict=False):
             if not isinstance(value, bool):
                 raise ValueError(f"{name} of members[{number}] must be True or False, got {value!r}")
-        kinds.append(Member(lookback, _period(member[1], f"the season of members[{number}]"), *member[2:]))
+        sizes = member[4] if len(member) > 4 else ()
+        if not isinstance(sizes, Sequence) or isinstance(sizes, str):
+            raise ValueError(f"the hidden layers of members[{number}] must be a list of sizes, got {sizes!r}")
+        hidden = [positive(size, f"a hidden layer of members[{number}]") for size in sizes]
+        kinds.append(Member(lookback, season, *member[2:4])._replace(hidden=tuple(hidden)))
     if not kinds:
-        raise ValueError("members must have at least one (lookback, season, log, smooth), got none")
+        raise ValueError("members must have at least one (lookback, season, log, smooth, hidden), got none")
     return kinds
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plmu.folded.pooled import LEAST_LEVEL
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
 from plmu.nn.pooled import PooledForecast
@@ -274,16 +275,20 @@ def _pooled(
         return chosen
     other = lookback_model()
     windows = Windows.of(pieces)
-    piece, channel = shared.checked.series // channels, shared.checked.series % channels
+    places = shared.checked.places
+    piece, channel = places.series // channels, places.series % channels
     forecasts = []
-    origins = windows.offsets[piece] + shared.checked.ends - 1
+    origins = windows.offsets[piece] + places.ends - 1
     with torch.no_grad():
         for block, lane in zip(origins.split(BLOCK), channel.split(BLOCK), strict=True):
             examples = windows.take(block, settings.lookback, horizon)
             phase = examples.steps % max(other.unrefitted.season, 1)
             ahead = other.unrefitted.read(examples.windows, phase) + examples.level[..., None]
             forecasts.append(ahead[torch.arange(len(block)), lane])
-    errors = {"pooled": shared.error, "look-back": shared.error_of(torch.cat(forecasts))}
+    errors = {
+        "pooled": shared.error,
+        "look-back": shared.error_of(torch.cat(forecasts) / shared.checked.level.clamp(min=LEAST_LEVEL)),
+    }
     best = other if errors["look-back"] < errors["pooled"] else chosen
     return replace(best, summary=Summary(best.summary, errors=errors))
 

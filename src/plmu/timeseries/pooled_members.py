@@ -40,7 +40,7 @@ class Classical(NamedTuple):
         trend = centred / centred.square().sum()
         late = (smoothing * age).sum()  # steps by which the smoothed level is late
         ahead = torch.arange(1, horizon + 1) + late
-        weight = torch.zeros(self.kind.features(0), horizon, dtype=torch.float64)
+        weight = torch.zeros(self.kind.features, horizon, dtype=torch.float64)
         weight[1:size] = (smoothing[:, None] + self.slope * trend[:, None] * ahead)[:-1]
         return weight.float()
 
@@ -50,8 +50,14 @@ class Candidates(NamedTuple):
 
     seasons: tuple[int, ...]
     fitted: list[Member]  # whose readouts are fitted
+    trained: list[Member]  # whose hidden layers are trained, too, where there are enough rows
     classical: list[Classical]
     window: int
+
+    @property
+    def longest(self) -> int:
+        """The longest look-back."""
+        return max(kind.lookback for kind in (*self.fitted, *(member.kind for member in self.classical)))
 
     @classmethod
     def of(cls, lengths: Tensor, horizon: int, season: int) -> Candidates:
@@ -68,11 +74,13 @@ class Candidates(NamedTuple):
         seasons = [season] if season > 1 else []
         if season in _DAYS and _WEEK * season * _CYCLES[0] <= usual:
             seasons.append(_WEEK * season)
-        fitted, classical = _fitted(_lookbacks(horizon, seasons, longest), seasons), _classical(seasons, longest)
+        sizes = _lookbacks(horizon, seasons, longest)
+        fitted, classical = _fitted(sizes, seasons), _classical(seasons, longest)
+        trained = [Member(size, *kind) for size in sizes for kind in _trained(seasons)]
         largest = max(kind.lookback for kind in (*fitted, *(member.kind for member in classical)))
-        sizes = [steps * min(max(_STEPS // steps, _CYCLES[0]), _CYCLES[1]) for steps in seasons]
-        window = max(largest, min(max(sizes, default=0), int(lengths.max())))
-        return cls(tuple(seasons), fitted, classical, window)
+        windows = [steps * min(max(_STEPS // steps, _CYCLES[0]), _CYCLES[1]) for steps in seasons]
+        window = max(largest, min(max(windows, default=0), int(lengths.max())))
+        return cls(tuple(seasons), fitted, trained, classical, window)
 
 
 def _lookbacks(horizon: int, seasons: Sequence[int], longest: int) -> list[int]:
@@ -95,6 +103,11 @@ def _fitted(sizes: Sequence[int], seasons: Sequence[int]) -> list[Member]:
         if not seasons:
             members.append(Member(size, 0, True, False))
     return members
+
+
+def _trained(seasons: Sequence[int]) -> list[tuple[int, bool]]:
+    """Season and logarithm of trained members of a look-back."""
+    return [(season, True) for season in seasons] + [(0, False)] if seasons else [(0, False), (0, True)]
 
 
 def _classical(seasons: Sequence[int], longest: int) -> list[Classical]:

@@ -274,7 +274,7 @@ def theta(split: Split) -> Method:
         origins = split.origins("train", _THETA)
     methods: dict[str, Method] = {}
     for rate in RATES:
-        layer = PooledForecast(channels, settings.horizon, settings.window, [kind], season=season, random=0)
+        layer = PooledForecast(channels, settings.horizon, settings.window, [kind], season=season)
         layer.requires_grad_(False).readouts[0].weight.copy_(Classical(kind, rate, 0.5).weight(settings.horizon))
         methods[str(rate)] = model_method(layer)
     if not len(origins):

@@ -16,6 +16,7 @@ _APART = (1, 3, 13, 61, 257)  # steps of explained changes: hardly any period di
 _NEARLY = 0.1  # share by which a shorter period may explain less
 _REPEATS = 4  # periods that a series must have
 _SERIES = 64  # series that are considered
+_SHARE = 0.5  # of these, which must have that many periods
 _PARTS = (2, 3, 5, 7)  # into which the best period is divided
 _NEAR = 0.05  # of a period: the best of such neighbours is taken
 CALENDARS = {"day": (7, 365.2425), "weekday": (5, 260.8875), "week": (1, 52.1775)}  # rows of a week and of a year
@@ -30,9 +31,12 @@ def period(series: Sequence[Tensor]) -> int:
 
     Candidates are the lags of peaks of the autocorrelation, over all series, and their parts; and parts and neighbours
     of the best of these. The pattern of each is measured on the first half of each series and compared on its second.
+    At least half of the series that are long enough for any period have four of it.
     """
     sample = _sample(series)
-    peaks = {lag for apart in _STEPS for lag in _peaks(sample, apart)}
+    lengths = sorted(values.shape[1] for values in sample if values.shape[1] >= 2 * _REPEATS)
+    longest = lengths[int(_SHARE * (len(lengths) - 1))] // _REPEATS if lengths else 0
+    peaks = {lag for apart in _STEPS for lag in _peaks(sample, apart, min(_LONGEST, longest))}
     candidates = {lag // part for lag in peaks for part in (1, 2, 3) if lag >= 2 * part}
     explained: dict[int, float] = {}
     best, most = 0, _CLEAR
@@ -40,7 +44,7 @@ def period(series: Sequence[Tensor]) -> int:
         explained |= {steps: _explained(sample, steps) for steps in candidates - explained.keys()}
         best = max(explained, key=explained.__getitem__)
         most = explained[best]
-        candidates = {best - 1, best + 1, *(best // part for part in _PARTS if best % part == 0)} - {0, 1}
+        candidates = {best - 1, best + 1, *(best // part for part in _PARTS if best % part == 0)} - {0, 1, longest + 1}
         candidates = candidates if most > _CLEAR else set()
     if most <= _CLEAR or not best:
         return 0
@@ -58,13 +62,13 @@ def _sample(series: Sequence[Tensor]) -> list[Tensor]:
     return [series[place][:, -rows:].double() for place in places]
 
 
-def _peaks(series: Sequence[Tensor], apart: int) -> list[int]:
-    """The lags of the highest peaks of the autocorrelation of changes over `apart` steps; each series counts for the
-    lags that it has `_REPEATS` times, by its rows."""
+def _peaks(series: Sequence[Tensor], apart: int, longest: int) -> list[int]:
+    """The lags, of at most `longest` steps, of the highest peaks of the autocorrelation of changes over `apart` steps;
+    each series counts for the lags that it has `_REPEATS` times, by its rows."""
     total, weight = torch.zeros(_LONGEST + 1, dtype=torch.float64), torch.zeros(_LONGEST + 1, dtype=torch.float64)
     for values in series:
         time = values.shape[1] - apart
-        reach = min(_LONGEST, time // _REPEATS)
+        reach = min(longest, time // _REPEATS)
         if reach < 3:
             continue
         changes = values[:, apart:] - values[:, :-apart]

@@ -1,0 +1,119 @@
+"""Members of a `PooledForecast` fitted to windows: readouts by ridge regression, hidden layers by gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from plmu.folded.pooled import LARGEST_CHANGE, LOWEST, forecast_of
+from plmu.nn.pooled import PooledMember
+from plmu.timeseries.pooled_windows import BLOCK, SMALLEST_UNIT, Error, Windows
+
+ROUNDS = 3  # of reweighting towards the absolute error
+_SOFT, _SCALED = 0.3, 0.05  # windows weigh (1 + _SCALED / unit) / (error + _SOFT · unit)
+EPOCHS, EXAMPLES = 12, 1_500_000  # of training: passes over the windows, but at most so many windows in all
+BATCH, LEAST_STEPS = 512, 300  # windows of a step, fewer where that makes too few steps
+RATE = 3e-3  # the highest learning rate
+DECAY = 0.01  # weight decay
+
+
+class Sums:
+    """Sums of a weighted regression of targets on features."""
+
+    def __init__(self, features: int, targets: int) -> None:
+        self.gram = torch.zeros(features, features, dtype=torch.float64)
+        self.cross = torch.zeros(features, targets, dtype=torch.float64)
+        self.weight = torch.zeros((), dtype=torch.float64)
+
+    def add(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
+        """Rows of features, of targets, and of weights (rows, 1)."""
+        weighted = (x * weight).mT
+        self.gram += weighted @ x
+        self.cross += weighted @ y
+        self.weight += weight.double().sum()
+
+    def solve(self, alphas: Sequence[float]) -> Tensor:
+        """Weights (alphas, features, targets) of ridge regressions, for features of unit power."""
+        total = self.weight.clamp(min=1e-30)
+        gram, cross = self.gram / total, self.cross / total
+        scale = gram.diagonal().clamp(min=1e-12).sqrt()
+        scaled, target = gram / scale / scale[:, None], cross / scale[:, None]
+        eye = torch.eye(len(scale), dtype=torch.float64)
+        solved = [torch.linalg.solve(scaled + alpha * eye, target) / scale[:, None] for alpha in alphas]
+        return torch.stack(solved).float()
+
+
+def fit_readout(member: PooledMember, windows: Windows, alphas: Sequence[float], rounds: int = ROUNDS) -> Tensor:
+    """Weights (alphas, features, horizon) of a member, by ridge regression on the windows that are long enough; 0
+    without such windows. Reweighting brings the squared error near the absolute one, in units of the series and of the
+    level. The inputs of the hidden layers are standardised before."""
+    kind, rows = member.kind, windows.rows_for(member.kind)
+    solved = torch.zeros(len(alphas), *member.weight.shape)
+    if not len(rows):
+        return solved
+    if kind.hidden:
+        member.standardize(*windows.values(kind, rows[:: max(1, len(rows) // BLOCK)]))
+    for number in range(1 + rounds):
+        sums = Sums(*member.weight.shape)
+        for block in rows.split(BLOCK):
+            x, y, unit = _regression(member, windows, block)
+            error = (y - x @ solved[0]).abs().mean(1, keepdim=True) if number else (1 - _SOFT) * unit
+            sums.add(x, y, windows.share[block] * (1 + _SCALED / unit) / (error + _SOFT * unit))
+        solved = sums.solve(alphas if number == rounds else alphas[len(alphas) // 2 :][:1])
+    return solved
+
+
+def _regression(member: PooledMember, windows: Windows, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Features (rows, features), targets (rows, horizon), and the unit of the series (rows, 1), in levels."""
+    kind = member.kind
+    values, ahead = windows.values(kind, rows)
+    with torch.no_grad():
+        window = member.features(values, ahead)
+    level = window.level.clamp(min=1e-30)
+    future = windows.future[rows] / (ahead if kind.season > 1 else 1.0) / level
+    target = (future.clamp(min=LOWEST).log() if kind.log else future) - window.last
+    unit = (windows.unit[rows] / level).clamp(SMALLEST_UNIT, 1)
+    return window.features, target.clamp(-LARGEST_CHANGE, LARGEST_CHANGE), unit
+
+
+def train(member: PooledMember, windows: Windows, fallback: Tensor, seed: int = 0) -> None:
+    """Train the hidden layers and the readout of a member to the smallest `Error` of the windows that are long enough.
+
+    Args:
+        member: whose weights are trained.
+        windows: with what follows them.
+        fallback: forecasts of the windows, which the error is relative to.
+        seed: of the order of the windows.
+    """
+    kind, rows = member.kind, windows.rows_for(member.kind)
+    if not len(rows):
+        return
+    member.standardize(*windows.values(kind, rows[:: max(1, len(rows) // BLOCK)]), each=True)
+    scales = Error.of(windows, fallback).scales[rows]
+    scales = scales / scales.mean() / windows.future[rows].sub(fallback[rows]).abs().mean()
+    examples = min(EPOCHS * len(rows), EXAMPLES)
+    batch = max(1, min(BATCH, examples // LEAST_STEPS, len(rows)))
+    steps = max(1, examples // batch)
+    weights = [parameter.requires_grad_() for parameter in member.parameters()]
+    optimizer = torch.optim.AdamW(weights, lr=RATE, weight_decay=DECAY)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps + 1, pct_start=0.1)
+    generator = torch.Generator().manual_seed(seed)
+    per_epoch = len(rows) // batch
+    with torch.enable_grad():
+        for step in range(steps):
+            if step % per_epoch == 0:
+                order = torch.randperm(len(rows), generator=generator)
+            places = order[step % per_epoch * batch :][:batch]
+            block = rows[places]
+            values, ahead = windows.values(kind, block)
+            window = member.features(values, ahead)
+            forecasts = forecast_of(kind, window, window.features @ member.weight, values, ahead)
+            loss = (scales[places] * (forecasts - windows.future[block]).abs()).mean()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+            schedule.step()
+    member.requires_grad_(False)

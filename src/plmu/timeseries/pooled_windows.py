@@ -1,0 +1,204 @@
+"""The windows of many series that a `PooledForecast` is fitted to and judged by, and the error of forecasts of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plmu.folded.pooled import LEAST_LEVEL, Adjusted, Member, adjusted, real_part
+from plmu.timeseries.pooled_members import LEAST, Candidates
+from plmu.timeseries.series import Numbers
+from plmu.timeseries.windows import stride_of
+
+BLOCK = 2**13  # windows of which all numbers are held at a time
+SMALLEST_UNIT = 0.01  # of a series, in its level
+CHECKED = 2_000, 25_000  # validation windows, at least where series are long enough, and at most
+COVERED, JUDGED = 0.8, 0.3  # shares of series, and of validation windows, that a member is long enough for to be judged
+_VALUES = 2**25  # values in the windows that are held at a time
+_FAR = 1e9  # levels; values that are further away count as this
+
+
+class Limits(NamedTuple):
+    """How many windows are taken."""
+
+    recent: int  # latest windows of each series
+    least: int  # in all, by more windows of each series
+    most: int  # in all
+
+
+class Panel(NamedTuple):
+    """Series of one channel, one after the other."""
+
+    values: Tensor  # (rows of all series,), float64
+    starts: Tensor  # (series,): the first row of each
+    lengths: Tensor  # (series,): how many rows of each count
+    unit: Tensor  # (series,): mean absolute change over a season, or over a step of a series that is shorter
+
+    @classmethod
+    def of(cls, series: Sequence[Numbers], lengths: Tensor, season: int) -> Panel:
+        """Of arrays (time,), of which the first `lengths` rows count."""
+        sizes = torch.tensor([len(values) for values in series])
+        values = torch.from_numpy(np.concatenate(series).astype(np.float64))
+        return cls(values, sizes.cumsum(0) - sizes, lengths, torch.empty(0)).until(lengths, season)
+
+    def until(self, lengths: Tensor, season: int) -> Panel:
+        """The same, of which the first `lengths` rows count."""
+        apart = max(season, 1)
+        step, seasonal = (_mean_change(self.values, self.starts, lengths, count) for count in (1, apart))
+        return self._replace(lengths=lengths, unit=torch.where(lengths > apart, seasonal, step))
+
+
+def _mean_change(values: Tensor, starts: Tensor, lengths: Tensor, apart: int) -> Tensor:
+    """The mean absolute change over so many rows of each series; 0 where a series has no more rows."""
+    counts = (lengths - apart).clamp(min=0)
+    means = torch.zeros(len(lengths), dtype=torch.float64)
+    if bool(counts.any()):
+        changes = (values[apart:] - values[:-apart]).abs().numpy()
+        long = counts > 0
+        spans = torch.stack([starts[long], starts[long] + counts[long]], dim=1).flatten().numpy()
+        sums = np.add.reduceat(np.append(changes, 0.0), spans)[::2]
+        means[long] = torch.from_numpy(sums) / counts[long]
+    return means
+
+
+class Places(NamedTuple):
+    """Windows: the series of each, and the number of its rows up to the window's end."""
+
+    series: Tensor
+    ends: Tensor
+
+
+class Windows(NamedTuple):
+    """Windows and what follows them, in units of each window's level, which is the mean absolute value; float32."""
+
+    places: Places
+    level: Tensor  # (windows, 1), float64
+    steps: Tensor  # (windows,): how many values of each are real
+    future: Tensor  # (windows, horizon)
+    unit: Tensor  # (windows, 1): that of its series
+    share: Tensor  # (windows, 1): 1 / windows of its series
+    adjusted: dict[int, Adjusted]  # by seasonal period: the last values without their season, and the season ahead
+
+    @classmethod
+    def of(cls, panel: Panel, places: Places, candidates: Candidates, horizon: int) -> Windows:
+        """The windows at these places."""
+        counts = torch.bincount(places.series, minlength=len(panel.starts))
+        size, longest = candidates.window, candidates.longest
+        level = torch.zeros(len(places.series), 1, dtype=torch.float64)
+        future = torch.zeros(len(level), horizon)
+        seasons = (0, *candidates.seasons)
+        by_season = {s: Adjusted(torch.zeros(len(level), longest), torch.zeros(len(level), horizon)) for s in seasons}
+        for rows in torch.arange(len(level)).split(BLOCK):
+            series, ends = places.series[rows], places.ends[rows]
+            index = (panel.starts[series] + ends)[:, None] + torch.arange(-size, horizon)
+            values = panel.values[index.clamp(0, max(0, len(panel.values) - 1))]
+            steps = ends.clamp(max=size)
+            windows = real_part(values[:, :size], steps)
+            level[rows] = windows.abs().sum(1, keepdim=True) / steps[:, None]
+            divisor = level[rows].clamp(min=LEAST_LEVEL)
+            future[rows] = (values[:, size:] / divisor).clamp(-_FAR, _FAR).float()
+            for season, (past, ahead) in by_season.items():
+                without = adjusted(windows / divisor, steps, season, horizon)
+                past[rows], ahead[rows] = without.windows[:, -longest:].float(), without.ahead.float()
+        unit = (panel.unit[places.series][:, None] / level.clamp(min=LEAST_LEVEL)).clamp(max=_FAR).float()
+        share = 1.0 / counts[places.series][:, None].float()
+        return cls(places, level, places.ends.clamp(max=size), future, unit, share, by_season)
+
+    @property
+    def horizon(self) -> int:
+        return self.future.shape[1]
+
+    def rows_for(self, kind: Member) -> Tensor:
+        """Those that are long enough for a member."""
+        return (self.steps >= kind.lookback).nonzero()[:, 0]
+
+    def values(self, kind: Member, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The last values that a member reads, and the season ahead."""
+        without = self.adjusted[kind.season]
+        return without.windows[rows, -kind.lookback :], without.ahead[rows]
+
+    def fallback(self, season: int) -> Tensor:
+        """The last value without its season, times the season ahead: (windows, horizon)."""
+        without = self.adjusted[season]
+        return without.windows[:, -1:] * without.ahead
+
+
+@dataclass(frozen=True)
+class Error:
+    """The error of forecasts of windows: the mean of the absolute error in units of the series and in units of the
+    level, each relative to that of the last value with its season."""
+
+    future: Tensor
+    scales: Tensor  # (windows, 1)
+
+    @classmethod
+    def of(cls, windows: Windows, fallback: Tensor) -> Error:
+        level = windows.future.abs().mean(1, keepdim=True).clamp(min=1.0)
+        scales = torch.cat([windows.share / windows.unit.maximum(SMALLEST_UNIT * level), windows.share / level], dim=1)
+        errors = (scales * (fallback - windows.future).abs().mean(1, keepdim=True)).sum(0)
+        return cls(windows.future, (scales / (2 * errors).clamp(min=1e-30)).sum(1, keepdim=True))
+
+    def __call__(self, forecasts: Tensor) -> float:
+        return float((self.scales * (forecasts - self.future).abs().mean(1, keepdim=True)).double().sum())
+
+
+def fitting_windows(panel: Panel, candidates: Candidates, horizon: int, limits: Limits) -> Windows:
+    """The latest windows of each series that have a horizon after them."""
+    most = max(1, min(limits.most, _VALUES // (candidates.longest + horizon)))
+    stride = max(1, horizon // 4)
+    while any(math.gcd(stride, season) > 1 for season in candidates.seasons if stride > 1):
+        stride += 1
+    places = latest_places(panel.lengths, horizon, limits._replace(most=most), stride)
+    return Windows.of(panel, places, candidates, horizon)
+
+
+def latest_places(lengths: Tensor, horizon: int, limits: Limits, stride: int) -> Places:
+    """The latest windows of each series that have a horizon after them, at most `stride` steps apart."""
+    counts = (lengths - horizon - LEAST + 1).clamp(min=0)  # of windows that there are
+    able = max(1, int((counts > 0).sum()))
+    each = max(1, min(max(limits.recent, limits.least // able), limits.most // able))
+    strides = (counts // each).clamp(1, stride)
+    taken = ((counts + strides - 1) // strides).clamp(max=each)
+    return _thinned(_counted_back(taken, lengths - horizon, strides), limits.most)
+
+
+def validation_places(lengths: Tensor, rows: Tensor, horizon: int) -> Places:
+    """Windows whose horizon lies in the last rows of each series: the latest, and more where there are few series."""
+    able = max(1, int((rows >= horizon).sum()))
+    counts = torch.where(rows >= horizon, rows - horizon + 1, 0)
+    least, most = CHECKED
+    each = -(-least // able)
+    strides = (counts // each).clamp(1, max(1, horizon // 4))
+    taken = ((counts + strides - 1) // strides).clamp(max=each)
+    return _thinned(_counted_back(taken, lengths - horizon, strides), most)
+
+
+def long_enough(places: Places, candidates: Candidates, lengths: Tensor) -> Places:
+    """The windows for which those candidates are available that most of the series are long enough for: validation
+    windows are shorter than those of forecasts. All, where these are few."""
+    for lookback in sorted({kind.lookback for kind in candidates.fitted}, reverse=True):
+        long = places.ends >= lookback
+        if (lengths >= lookback).double().mean() >= COVERED and long.double().mean() >= JUDGED:
+            return Places(places.series[long], places.ends[long])
+    return places
+
+
+def _thinned(places: Places, most: int) -> Places:
+    """At most so many of them, evenly spread."""
+    if len(places.series) <= most:
+        return places
+    taken = torch.arange(0, len(places.series), stride_of(len(places.series), most, 0))
+    return Places(places.series[taken], places.ends[taken])
+
+
+def _counted_back(counts: Tensor, last: Tensor, strides: Tensor) -> Places:
+    """So many windows of each series, from the last one back."""
+    series = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    back = torch.arange(len(series)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    return Places(series, last[series] - back * strides[series])
