@@ -16,6 +16,7 @@ from plmu.errors import RunError, suggestion
 from plmu.runs.folder import MODEL_FILE
 from plmu.runs.outputs import Outputs
 from plmu.training.config import TrainingConfig
+from plmu.training.processes import Processes
 from plmu.training.task import Batch, Task
 
 ModelConfig = TypeVar("ModelConfig")
@@ -100,6 +101,10 @@ class Experiment(ABC):
     def task(self, config: Config[Any]) -> Task:
         """Data, loss and score."""
 
+    def shared_task(self, config: Config[Any], processes: Processes) -> Task:
+        """The same where there may be several processes: of each the whole data, unless an experiment divides it."""
+        return self.task(config)
+
     @abstractmethod
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         """The untrained model."""
@@ -115,6 +120,10 @@ class Experiment(ABC):
     def outputs(self, task: Task) -> dict[str, str]:
         """Text files with the best model's outputs for the test data, by name: written into the run's folder."""
         return {}
+
+    def complete(self, config: Config[Any], task: Task) -> None:
+        """Compute what `write_more` needs, where processes share that: all of them call it before the first writes."""
+        return
 
     def write_more(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> list[str]:
         """Write further files of a finished run into its folder, such as plots.

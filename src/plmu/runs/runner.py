@@ -44,7 +44,7 @@ from plmu.runs.provenance import provenance
 from plmu.runs.results import read_results, summarised, thinned
 from plmu.training.checkpoints import Checkpoints, other_version
 from plmu.training.loop import Outcome, Trainer
-from plmu.training.processes import Processes
+from plmu.training.processes import ALONE, Processes
 from plmu.training.progress import Progress
 from plmu.training.task import Task, check_finite
 
@@ -187,7 +187,7 @@ def _run_seed(
     """
     start = time.monotonic()
     hashes = sources.own_hashes(config.data)
-    task, network, fingerprint = _prepared(experiment, config)
+    task, network, fingerprint = _prepared(experiment, model, config, processes)
     if config.training.refit:
         task.notes["validation"] = "its data were trained on too, and the last epoch was taken"
     parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
@@ -240,6 +240,7 @@ def _run_seed(
         **provenance(processes.device),
     }
     lines: list[str] = []
+    experiment.complete(config, task)
     if processes.writes and log is not None:
         log.finish(outcome.history)
         _write_model(experiment, model, network, folder)
@@ -275,13 +276,16 @@ def _scored(task: Task, network: nn.Module, seconds: float) -> Outcome:
     return Outcome(best_epoch=1, valid=valid, test=test, history=[], seconds=seconds)
 
 
-def _prepared(experiment: Experiment, config: Config[Any]) -> tuple[Task, nn.Module, str]:
-    """Data, the untrained model, and the fingerprint of the data."""
+def _prepared(
+    experiment: Experiment, model: str, config: Config[Any], processes: Processes = ALONE
+) -> tuple[Task, nn.Module, str]:
+    """Data, the model, which is untrained unless it has a closed form, and the fingerprint of the data."""
     torch.manual_seed(config.seed)
-    task = experiment.task(config)
+    task = experiment.shared_task(config, processes)
     task.check()
     network = experiment.build(config, task)
-    frozen = [parameter.detach() for parameter in network.parameters() if not parameter.requires_grad]
+    fitted = experiment.closed_form(model)  # whose weights are no data, and may differ by rounding
+    frozen = [value.detach() for value in network.parameters() if not (value.requires_grad or fitted)]
     splits = (task.train, task.valid, task.test)
     return task, network, sources.fingerprint(experiment.companions(task), splits, frozen)
 
@@ -327,11 +331,10 @@ def _write_missing_model(experiment: Experiment, model: str, config: Config[Any]
 def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tuple[int, Task, nn.Module] | None:
     """The epoch of the best model of the run in this folder, its task, and the model; None if there is none yet."""
     best = Checkpoints(folder / CHECKPOINTS_FOLDER).best()
-    if best is None:  # a model that was fitted in closed form has no checkpoints
-        model = read_json(folder / CONFIG_FILE)["model"]
-        if not experiment.closed_form(model) or not is_finished(folder):
-            return None
-    task, network, fingerprint = _prepared(experiment, config)
+    model = read_json(folder / CONFIG_FILE)["model"]
+    if best is None and not (experiment.closed_form(model) and is_finished(folder)):  # which have no checkpoints
+        return None
+    task, network, fingerprint = _prepared(experiment, model, config)
     sources.check_data(folder, fingerprint, config.data)
     if best is None:
         return 1, task, network

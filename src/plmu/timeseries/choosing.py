@@ -25,6 +25,7 @@ from plmu.timeseries.season import calendar_patterns, pattern
 from plmu.timeseries.series import Numbers, Piece
 from plmu.timeseries.split import SCORED, Settings, Split, first_rows
 from plmu.timeseries.windows import Windows
+from plmu.training.processes import Processes
 
 _AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
 _FREE, _ROOM = 0.0, 100.0  # with several series the pull, and the factor by which an amplitude may exceed the largest
@@ -240,7 +241,9 @@ def fit(split: Split, options: Options) -> tuple[Chosen, Numbers, Numbers]:
         scaled = [torch.tensor(((rows - middle) / size).T, dtype=torch.float32) for rows in covariates]
         return choice.with_covariates(data, scaled, torch.tensor(size)), mean, scale
     if settings.window:
-        return _pooled(settings, options, pieces, validation_rows, lambda: choice.best_model(data)), mean, scale
+        processes = split.data.processes
+        model = _pooled(settings, options, pieces, validation_rows, lambda: choice.best_model(data), processes)
+        return model, mean, scale
     return choice.best_model(data), mean, scale
 
 
@@ -250,6 +253,7 @@ def _pooled(
     pieces: Sequence[Piece],
     validation_rows: Sequence[int],
     lookback_model: Callable[[], Chosen],
+    processes: Processes,
 ) -> Chosen:
     """A `PooledForecast`, or the other model where most series are long enough for it and its error on the validation
     rows is smaller."""
@@ -257,7 +261,7 @@ def _pooled(
     series = [piece.values[:, channel] for piece in pieces for channel in range(channels)]
     lengths, rows = ([count for count in counts for _ in range(channels)] for counts in
                      ([len(piece) for piece in pieces], validation_rows))  # fmt: skip
-    shared = pooled.fit(series, lengths, rows, horizon, settings.season, channels)
+    shared = pooled.fit(series, lengths, rows, horizon, settings.season, channels, processes)
     refit = options.refit is not False
     summary = Summary(
         model="pooled",

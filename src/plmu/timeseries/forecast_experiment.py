@@ -50,7 +50,7 @@ from plmu.timeseries.series import Piece, SeriesConfig
 from plmu.timeseries.split import NO_VALIDATION, Settings, Split, what_was_done
 from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
-from plmu.training.processes import Processes
+from plmu.training.processes import ALONE, Processes
 from plmu.training.task import Batch, Task
 
 METRIC = "mse"
@@ -115,6 +115,10 @@ class Forecast(Experiment):
         assert isinstance(config, ForecastConfig)
         return prepare(config)
 
+    def shared_task(self, config: Config[Any], processes: Processes) -> Task:
+        assert isinstance(config, ForecastConfig)
+        return prepare(config, processes if type(config.model) is ClosedModel else ALONE)
+
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         assert isinstance(task, ForecastTask)
         return lstm_of(task.split, config.model) if isinstance(config.model, LSTMModel) else task.fitted.model
@@ -122,6 +126,14 @@ class Forecast(Experiment):
     def companions(self, task: Task) -> dict[str, str]:
         assert isinstance(task, ForecastTask)
         return {SERIES_FILE: json.dumps(task.split.settings.described(), indent=1, ensure_ascii=False) + "\n"}
+
+    def complete(self, config: Config[Any], task: Task) -> None:
+        assert isinstance(task, ForecastTask)
+        assert isinstance(config, ForecastConfig)
+        if config.backtest:
+            _ = task.backtest
+        if config.refit:
+            _ = task.refitted
 
     def write_more(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> list[str]:
         assert isinstance(task, ForecastTask)
@@ -131,7 +143,7 @@ class Forecast(Experiment):
         assert task.tested is not None
         scores, intervals = task.tested
         split, settings = task.split, task.split.settings
-        folds = task.fitted.backtest(folds=config.backtest) if config.backtest else []
+        folds = task.backtest if config.backtest else []
         lines = forecast_files.write_report(folder, split, scores, folds, config.horizon)
         forecast_files.plot_forecasts(folder / forecast_files.FORECASTS, split, network, intervals)
         if not isinstance(network, LookbackForecast | PooledForecast):
@@ -142,7 +154,7 @@ class Forecast(Experiment):
             lines.append(forecast_files.covariates_summary(settings.covariates, task.fitted.validation_))
         final = network
         if config.refit:
-            final = refitted(task).model
+            final = task.refitted.model
             lines.append("the saved model is fitted to all rows, test rows included")
         forecast_files.write_model(folder, split, final, intervals)
         return [*lines, f"next: plmu predict {folder} {config.data.file}{_future(split)}"]
@@ -187,6 +199,21 @@ class ForecastTask(Task):
     def fitted(self) -> Forecaster:
         """The estimator, fitted to the rows before the test rows."""
         return self.unfitted.fit_split(self.split)
+
+    @cached_property
+    def backtest(self) -> list[dict[str, float]]:
+        """The scores of fits to more and more rows."""
+        return self.fitted.backtest(folds=self.config.backtest)
+
+    @cached_property
+    def refitted(self) -> Forecaster:
+        """The estimator with the same settings, fitted to all rows."""
+        settings = self.split.settings
+        options = self.unfitted.get_params() | {"season": settings.season, "validation": VALIDATED, "test": 0.0}
+        if isinstance(self.fitted.model, PooledForecast):
+            return Forecaster(**options | {"pooled": True}).fit(self.split.data)
+        options |= {name: getattr(settings, name) for name in ("lookback", "order", "theta")} | {"refit": True}
+        return Forecaster(**options).fit(self.split.data)
 
     @cached_property
     def baselines(self) -> dict[str, Method]:
@@ -248,9 +275,10 @@ def forecaster_of(config: ForecastConfig[Any], horizon: int, covariates: tuple[s
     return Forecaster(horizon, **options, validation=config.data.valid, covariates=covariates, test=config.data.test)
 
 
-def prepare(config: ForecastConfig[Any]) -> ForecastTask:
-    """Read the data, split it, and find the settings that the configuration leaves open."""
-    data = series.load(config.data)
+def prepare(config: ForecastConfig[Any], processes: Processes = ALONE) -> ForecastTask:
+    """Read the data, split it, and find the settings that the configuration leaves open. Several processes share the
+    reading, the fit and the test."""
+    data = series.load(config.data, processes=processes)
     horizon = max(config.horizon, default=min(HORIZON, max(1, max(map(len, data.pieces)) // 10)))
     forecaster = forecaster_of(config, horizon, data.columns.covariates)
     try:
@@ -286,16 +314,6 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
     return task
 
 
-def refitted(task: ForecastTask) -> Forecaster:
-    """The estimator with the same settings, fitted to all rows."""
-    settings = task.split.settings
-    options = task.unfitted.get_params() | {"season": settings.season, "validation": VALIDATED, "test": 0.0}
-    if isinstance(task.fitted.model, PooledForecast):
-        return Forecaster(**options | {"pooled": True}).fit(task.split.data)
-    options |= {name: getattr(settings, name) for name in ("lookback", "order", "theta")} | {"refit": True}
-    return Forecaster(**options).fit(task.split.data)
-
-
 def lstm_of(split: Split, model: LSTMModel) -> WindowLSTM:
     """Untrained; by default with as many parameters as our model."""
     settings, scale = split.settings, None
@@ -321,7 +339,7 @@ def trained_lstm(task: ForecastTask) -> nn.Module:
     network = lstm_of(split, LSTMModel())
     training = replace(LSTM_TRAINING)
     with torch.enable_grad():
-        Trainer(plain, network, training, Processes(0, 1, torch.device("cpu")), task.config.seed).run()
+        Trainer(plain, network, training, ALONE, task.config.seed).run()
     return network.eval()
 
 

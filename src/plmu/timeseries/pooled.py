@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plmu.folded.pooled import Member
 from plmu.nn.pooled import PooledForecast, PooledMember
-from plmu.timeseries.pooled_choice import Tried, available, blended, chosen, forecasts_of, mean_of
+from plmu.timeseries.pooled_choice import Tried, available, blended, chosen, forecasts_of, mean_of, smallest
 from plmu.timeseries.pooled_members import Candidates, Classical
 from plmu.timeseries.pooled_readouts import fit_readout, train
 from plmu.timeseries.pooled_windows import (
@@ -29,6 +29,7 @@ from plmu.timeseries.pooled_windows import (
     validation_places,
 )
 from plmu.timeseries.series import Numbers
+from plmu.training.processes import ALONE, Processes
 
 RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
@@ -57,6 +58,7 @@ def fit(
     horizon: int,
     season: int,
     channels: int = 1,
+    processes: Processes = ALONE,
 ) -> PooledFit:
     """Fit to series of one channel.
 
@@ -67,21 +69,22 @@ def fit(
         horizon: steps ahead.
         season: the seasonal period; 0 for none.
         channels: of the layer.
+        processes: which all have these series, and share the work.
     """
     panel = Panel.of(series, torch.tensor(lengths), season)
     rows = torch.tensor(validation_rows)
     past = panel.until(panel.lengths - rows, season)
     candidates = Candidates.of(past.lengths, horizon, season)
     places = long_enough(validation_places(panel.lengths, rows, horizon), candidates, panel.lengths)
-    checked = Windows.of(panel, places, candidates, horizon)
+    checked = Windows.of(panel, places, candidates, horizon, processes)
     fallback = checked.fallback(max(candidates.seasons, default=0))
     error = Error.of(checked, fallback)
 
-    windows = fitting_windows(past, candidates, horizon, TRIED)
+    windows = fitting_windows(past, candidates, horizon, TRIED, processes)
     tried = _closed_forms(candidates.fitted, windows, checked, error)
     train_hidden = bool(past.lengths.sum() >= TRAINED_ROWS)
-    if len(windows.level) > TRIED.most // 2 or train_hidden:
-        windows = fitting_windows(past, candidates, horizon, FITTED)
+    if windows.total > TRIED.most // 2 or train_hidden:
+        windows = fitting_windows(past, candidates, horizon, FITTED, processes)
         tried = _closed_forms(_promising(tried, error, fallback), windows, checked, error)
     if train_hidden:
         tried += [_trained(kind, windows, candidates, checked) for kind in candidates.trained]
@@ -89,7 +92,7 @@ def fit(
     counts, best = blended(tried, error, fallback)
     picked = [(candidate, count) for candidate, count in zip(tried, counts, strict=True) if count]
 
-    everything = fitting_windows(panel, candidates, horizon, FITTED)
+    everything = fitting_windows(panel, candidates, horizon, FITTED, processes)
     refitted = [(_refitted(candidate, everything, candidates), count) for candidate, count in picked]
     return PooledFit(
         _joined(refitted, candidates, horizon, channels),
@@ -123,7 +126,7 @@ def _closed_forms(kinds: Sequence[Member], windows: Windows, checked: Windows, e
         weights = fit_readout(member, windows, ALPHAS, rounds=1)
         forecasts, there = forecasts_of(member, weights, checked), available(member, checked)
         errors = [error(torch.where(there > 0, forecast, error.future)) for forecast in forecasts]
-        place = min(range(len(errors)), key=errors.__getitem__)
+        place = smallest(errors)
         member.weight.copy_(weights[place])
         tried.append(Tried(member, ALPHAS[place], forecasts[place], there))
     return tried
@@ -160,13 +163,13 @@ def _refitted(candidate: Tried, windows: Windows, candidates: Candidates) -> Poo
 
 def _with_random_features(kind: Member, windows: Windows, seed: int) -> PooledMember:
     """A member whose readout is still to be fitted, with more random features for more windows."""
-    size = min(max(len(windows.level) // _EACH, RANDOM[0]), RANDOM[1])
+    size = min(max(windows.total // _EACH, RANDOM[0]), RANDOM[1])
     return _member(kind._replace(hidden=(size,)), windows.horizon, seed)
 
 
 def _train(kind: Member, windows: Windows, candidates: Candidates) -> PooledMember:
     """A member with hidden layers, larger ones for more windows, that are trained."""
-    hidden = [sizes for least, sizes in HIDDEN if len(windows.level) >= least][-1]
+    hidden = [sizes for least, sizes in HIDDEN if windows.total >= least][-1]
     member = _member(kind._replace(hidden=hidden), windows.horizon)
     train(member, windows, windows.fallback(max(candidates.seasons, default=0)))
     return member

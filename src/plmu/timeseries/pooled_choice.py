@@ -14,6 +14,7 @@ from plmu.nn.pooled import PooledMember
 from plmu.timeseries.pooled_windows import BLOCK, Error, Windows
 
 BEST, ROOM = 6, 0.01  # fitted candidates that are in the mean in any case, if that raises the error by so much at most
+ROUNDING = 1e-5  # share by which errors differ that are taken as equal
 PICKS, GAIN = 8, 5e-4  # members in the mean, some more than once; and the share by which each must lower the error
 
 
@@ -71,7 +72,7 @@ def chosen(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list
         error: of forecasts.
         fallback: the forecast where no candidate is available, (windows, horizon).
     """
-    if not len(fallback):
+    if not error.is_known:
         return [int(candidate.classical and not candidate.kind.log) for candidate in tried], math.nan
     counts = [0] * len(tried)
     total, number = torch.zeros_like(fallback), torch.zeros(len(fallback), 1, dtype=fallback.dtype)
@@ -82,7 +83,7 @@ def chosen(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list
             there = number + candidate.available
             mean = (total + candidate.forecasts) / there.clamp(min=1)
             errors.append(error(torch.where(there > 0, mean, fallback)))
-        place = min(range(len(tried)), key=errors.__getitem__)
+        place = smallest(errors)
         if not errors[place] < (1 - GAIN) * best:
             break
         best = errors[place]
@@ -92,16 +93,23 @@ def chosen(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list
     return counts, best
 
 
+def smallest(errors: Sequence[float]) -> int:
+    """The place of the smallest error, or of one before it that differs by rounding alone: candidates may be equal, and
+    sums are rounded otherwise on other machines and in several processes."""
+    least = min(errors)
+    return next((place for place, error in enumerate(errors) if error <= (1 + ROUNDING) * least), 0)
+
+
 def blended(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list[int], float]:
     """The counts of `chosen`, doubled, and one more for each of the best fitted candidates, where that hardly raises
     the error: such a mean depends less on the validation windows."""
     counts, best = chosen(tried, error, fallback)
     fitted = [place for place, candidate in enumerate(tried) if not candidate.classical]
-    if not len(fallback):
+    if not error.is_known:
         return counts, best
     errors = {place: error(mean_of([tried[place]], [1], fallback)) for place in fitted}
     blend = [2 * count for count in counts]
-    for place in sorted(fitted, key=errors.__getitem__)[:BEST]:
+    for place in sorted(fitted, key=lambda place: float(f"{errors[place]:.5g}"))[:BEST]:
         blend[place] += 1
     other = error(mean_of(tried, blend, fallback))
     return (blend, other) if other <= (1 + ROOM) * best else (counts, best)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from plmu.folded.pooled import LARGEST_CHANGE, LOWEST, forecast_of
 from plmu.nn.pooled import PooledMember
 from plmu.timeseries.pooled_windows import BLOCK, SMALLEST_UNIT, Error, Windows
+from plmu.training.processes import Processes
 
 ROUNDS = 3  # of reweighting towards the absolute error
 _SOFT, _SCALED = 0.3, 0.05  # windows weigh (1 + _SCALED / unit) / (error + _SOFT · unit)
@@ -34,6 +35,11 @@ class Sums:
         self.cross += weighted @ y
         self.weight += weight.double().sum()
 
+    def total(self, processes: Processes) -> None:
+        """Add up those of all processes."""
+        for value in (self.gram, self.cross, self.weight):
+            processes.total(value)
+
     def solve(self, alphas: Sequence[float]) -> Tensor:
         """Weights (alphas, features, targets) of ridge regressions, for features of unit power."""
         total = self.weight.clamp(min=1e-30)
@@ -51,16 +57,17 @@ def fit_readout(member: PooledMember, windows: Windows, alphas: Sequence[float],
     level. The inputs of the hidden layers are standardised before."""
     kind, rows = member.kind, windows.rows_for(member.kind)
     solved = torch.zeros(len(alphas), *member.weight.shape)
-    if not len(rows):
+    if not sum(windows.processes.gathered(len(rows))):
         return solved
     if kind.hidden:
-        member.standardize(*windows.values(kind, rows[:: max(1, len(rows) // BLOCK)]))
+        member.standardize(*windows.sample(kind, rows))
     for number in range(1 + rounds):
         sums = Sums(*member.weight.shape)
         for block in rows.split(BLOCK):
             x, y, unit = _regression(member, windows, block)
             error = (y - x @ solved[0]).abs().mean(1, keepdim=True) if number else (1 - _SOFT) * unit
             sums.add(x, y, windows.share[block] * (1 + _SCALED / unit) / (error + _SOFT * unit))
+        sums.total(windows.processes)
         solved = sums.solve(alphas if number == rounds else alphas[len(alphas) // 2 :][:1])
     return solved
 
@@ -87,33 +94,47 @@ def train(member: PooledMember, windows: Windows, fallback: Tensor, seed: int = 
         fallback: forecasts of the windows, which the error is relative to.
         seed: of the order of the windows.
     """
-    kind, rows = member.kind, windows.rows_for(member.kind)
-    if not len(rows):
+    kind, rows, processes = member.kind, windows.rows_for(member.kind), windows.processes
+    counts = processes.gathered(len(rows))
+    first, count = sum(counts[: processes.rank]), sum(counts)  # of all processes' rows this one has some, from `first`
+    if not count:
         return
-    member.standardize(*windows.values(kind, rows[:: max(1, len(rows) // BLOCK)]), each=True)
+    member.standardize(*windows.sample(kind, rows), each=True)
     scales = Error.of(windows, fallback).scales[rows]
-    scales = scales / scales.mean() / windows.future[rows].sub(fallback[rows]).abs().mean()
-    examples = min(EPOCHS * len(rows), EXAMPLES)
-    batch = max(1, min(BATCH, examples // LEAST_STEPS, len(rows)))
+    scales = scales / processes.mean(scales) / processes.mean(windows.future[rows].sub(fallback[rows]).abs())
+    examples = min(EPOCHS * count, EXAMPLES)
+    batch = max(1, min(BATCH, examples // LEAST_STEPS, count))
     steps = max(1, examples // batch)
     weights = [parameter.requires_grad_() for parameter in member.parameters()]
     optimizer = torch.optim.AdamW(weights, lr=RATE, weight_decay=DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps + 1, pct_start=0.1)
     generator = torch.Generator().manual_seed(seed)
-    per_epoch = len(rows) // batch
+    per_epoch = count // batch
     with torch.enable_grad():
         for step in range(steps):
             if step % per_epoch == 0:
-                order = torch.randperm(len(rows), generator=generator)
-            places = order[step % per_epoch * batch :][:batch]
+                order = torch.randperm(count, generator=generator)
+            places = order[step % per_epoch * batch :][:batch] - first
+            places = places[(places >= 0) & (places < len(rows))]
             block = rows[places]
             values, ahead = windows.values(kind, block)
             window = member.features(values, ahead)
             forecasts = forecast_of(kind, window, window.features @ member.weight, values, ahead)
-            loss = (scales[places] * (forecasts - windows.future[block]).abs()).mean()
+            loss = (scales[places] * (forecasts - windows.future[block]).abs()).sum() / (batch * windows.horizon)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            _add_gradients(weights, processes)
             nn.utils.clip_grad_norm_(weights, 1.0)
             optimizer.step()
             schedule.step()
     member.requires_grad_(False)
+
+
+def _add_gradients(weights: Sequence[Tensor], processes: Processes) -> None:
+    """Add up the gradients of all processes."""
+    if processes.count == 1:
+        return
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    together = processes.total(torch.cat([gradient.flatten() for gradient in gradients]))
+    for gradient, total in zip(gradients, together.split([len(g.flatten()) for g in gradients]), strict=True):
+        gradient.copy_(total.view_as(gradient))

@@ -15,6 +15,7 @@ from plmu.folded.pooled import LEAST_LEVEL, Adjusted, Member, adjusted, real_par
 from plmu.timeseries.pooled_members import LEAST, Candidates
 from plmu.timeseries.series import Numbers
 from plmu.timeseries.windows import stride_of
+from plmu.training.processes import ALONE, Processes
 
 BLOCK = 2**13  # windows of which all numbers are held at a time
 SMALLEST_UNIT = 0.01  # of a series, in its level
@@ -75,7 +76,8 @@ class Places(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Windows and what follows them, in units of each window's level, which is the mean absolute value; float32."""
+    """Windows and what follows them, in units of each window's level, which is the mean absolute value; float32. Of
+    several processes each has a part of them."""
 
     places: Places
     level: Tensor  # (windows, 1), float64
@@ -84,11 +86,16 @@ class Windows(NamedTuple):
     unit: Tensor  # (windows, 1): that of its series
     share: Tensor  # (windows, 1): 1 / windows of its series
     adjusted: dict[int, Adjusted]  # by seasonal period: the last values without their season, and the season ahead
+    total: int  # number of windows of all processes
+    processes: Processes
 
     @classmethod
-    def of(cls, panel: Panel, places: Places, candidates: Candidates, horizon: int) -> Windows:
-        """The windows at these places."""
-        counts = torch.bincount(places.series, minlength=len(panel.starts))
+    def of(
+        cls, panel: Panel, places: Places, candidates: Candidates, horizon: int, processes: Processes = ALONE
+    ) -> Windows:
+        """The windows at these places, or this process's part of them."""
+        counts, count = torch.bincount(places.series, minlength=len(panel.starts)), len(places.series)
+        places = Places(*(column[processes.share(count)] for column in places))
         size, longest = candidates.window, candidates.longest
         level = torch.zeros(len(places.series), 1, dtype=torch.float64)
         future = torch.zeros(len(level), horizon)
@@ -108,7 +115,8 @@ class Windows(NamedTuple):
                 past[rows], ahead[rows] = without.windows[:, -longest:].float(), without.ahead.float()
         unit = (panel.unit[places.series][:, None] / level.clamp(min=LEAST_LEVEL)).clamp(max=_FAR).float()
         share = 1.0 / counts[places.series][:, None].float()
-        return cls(places, level, places.ends.clamp(max=size), future, unit, share, by_season)
+        steps = places.ends.clamp(max=size)
+        return cls(places, level, steps, future, unit, share, by_season, count, processes)
 
     @property
     def horizon(self) -> int:
@@ -123,6 +131,14 @@ class Windows(NamedTuple):
         without = self.adjusted[kind.season]
         return without.windows[rows, -kind.lookback :], without.ahead[rows]
 
+    def sample(self, kind: Member, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`values` of some of these rows, evenly spread over those of all processes; the same in each."""
+        counts = self.processes.gathered(len(rows))
+        stride = max(1, sum(counts) // BLOCK)
+        first = -sum(counts[: self.processes.rank]) % stride
+        values, ahead = self.values(kind, rows[first::stride])
+        return self.processes.joined(values), self.processes.joined(ahead)
+
     def fallback(self, season: int) -> Tensor:
         """The last value without its season, times the season ahead: (windows, horizon)."""
         without = self.adjusted[season]
@@ -132,30 +148,41 @@ class Windows(NamedTuple):
 @dataclass(frozen=True)
 class Error:
     """The error of forecasts of windows: the mean of the absolute error in units of the series and in units of the
-    level, each relative to that of the last value with its season."""
+    level, each relative to that of the last value with its season. Of several processes each has a part of the windows,
+    and the error is that of all."""
 
     future: Tensor
     scales: Tensor  # (windows, 1)
+    processes: Processes = ALONE
 
     @classmethod
     def of(cls, windows: Windows, fallback: Tensor) -> Error:
         level = windows.future.abs().mean(1, keepdim=True).clamp(min=1.0)
         scales = torch.cat([windows.share / windows.unit.maximum(SMALLEST_UNIT * level), windows.share / level], dim=1)
-        errors = (scales * (fallback - windows.future).abs().mean(1, keepdim=True)).sum(0)
-        return cls(windows.future, (scales / (2 * errors).clamp(min=1e-30)).sum(1, keepdim=True))
+        errors = windows.processes.total((scales * (fallback - windows.future).abs().mean(1, keepdim=True)).sum(0))
+        scales = (scales / (2 * errors).clamp(min=1e-30)).sum(1, keepdim=True)
+        return cls(windows.future, scales, windows.processes)
 
     def __call__(self, forecasts: Tensor) -> float:
-        return float((self.scales * (forecasts - self.future).abs().mean(1, keepdim=True)).double().sum())
+        errors = (self.scales * (forecasts - self.future).abs().mean(1, keepdim=True)).double()
+        return float(self.processes.total(errors.sum()))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are windows."""
+        return bool(self.processes.total(torch.tensor(len(self.future))))
 
 
-def fitting_windows(panel: Panel, candidates: Candidates, horizon: int, limits: Limits) -> Windows:
+def fitting_windows(
+    panel: Panel, candidates: Candidates, horizon: int, limits: Limits, processes: Processes = ALONE
+) -> Windows:
     """The latest windows of each series that have a horizon after them."""
     most = max(1, min(limits.most, _VALUES // (candidates.longest + horizon)))
     stride = max(1, horizon // 4)
     while any(math.gcd(stride, season) > 1 for season in candidates.seasons if stride > 1):
         stride += 1
     places = latest_places(panel.lengths, horizon, limits._replace(most=most), stride)
-    return Windows.of(panel, places, candidates, horizon)
+    return Windows.of(panel, places, candidates, horizon, processes)
 
 
 def latest_places(lengths: Tensor, horizon: int, limits: Limits, stride: int) -> Places:

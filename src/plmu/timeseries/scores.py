@@ -24,6 +24,7 @@ from plmu.timeseries.series import Piece
 from plmu.timeseries.series_scores import SeriesErrors, SeriesUnits
 from plmu.timeseries.split import Settings, Split
 from plmu.timeseries.windows import BLOCK, Examples, Part, Windows
+from plmu.training.processes import ALONE, Processes
 
 HELD = 2**22  # errors that are held to find intervals
 FEW = 30  # horizons in the validation rows, below which errors of fits to fewer rows count, too
@@ -56,6 +57,8 @@ class Intervals(StoredIntervals):
         origins = split.origins("valid", HELD // (split.horizon * len(split.scale)))
         if not settings.window or not len(origins):
             return self
+        processes = split.data.processes
+        origins = origins[processes.share(len(origins))]
         scaling = Scaling.of(settings.season, settings.horizon)
         inputs, targets = [], []
         with torch.no_grad():
@@ -69,8 +72,9 @@ class Intervals(StoredIntervals):
                 targets.append(((error + 1e-300).log() - logarithms[..., 0]).flatten())
         x, y = torch.cat(inputs), torch.cat(targets)
         x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
-        penalty = 1e-4 * len(x) * torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64))
-        *powers, factor = torch.linalg.solve(x.mT @ x + penalty, x.mT @ y).tolist()
+        gram, cross = processes.total(x.mT @ x), processes.total(x.mT @ y)
+        penalty = 1e-4 * gram[-1, -1] * torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64))
+        *powers, factor = torch.linalg.solve(gram + penalty, cross).tolist()
         return replace(self, scaling=replace(scaling, powers=(1 - sum(powers), *powers, factor)))
 
     def fitted(self, errors: Tensor) -> Intervals:
@@ -93,15 +97,23 @@ class Intervals(StoredIntervals):
 Forecasts = Sequence[tuple[Callable[[Examples], Tensor], Tensor]]  # methods, each with origins that it has not seen
 
 
-def errors_of(intervals: Intervals, forecasts: Forecasts, windows: Windows, length: int, horizon: int) -> Tensor:
+def errors_of(
+    intervals: Intervals,
+    forecasts: Forecasts,
+    windows: Windows,
+    length: int,
+    horizon: int,
+    processes: Processes = ALONE,
+) -> Tensor:
     """Errors (windows, channels, horizon) of forecasts in units of the spread, NaN where a gap was filled."""
     blocks = []
     with torch.no_grad():
         for method, origins in forecasts:
+            origins = origins[processes.share(len(origins))]
             for examples in windows.blocks(origins, length, horizon):
                 error = (examples.future - method(examples)) / intervals.spread(examples.windows, examples.rows)
                 blocks.append(error if examples.measured is None else torch.where(examples.measured, error, torch.nan))
-    return torch.cat(blocks)
+    return processes.joined(torch.cat(blocks))
 
 
 def unseen_errors(
@@ -125,7 +137,8 @@ def unseen_errors(
         forecasts += folds()
     if sum(len(origins) for _, origins in forecasts) < LEAST:
         forecasts.append((method, split.origins("train", limit)))
-    return errors_of(unit or Intervals.of(split, ()), forecasts, split.windows, split.length, split.horizon)
+    unit = unit or Intervals.of(split, ())
+    return errors_of(unit, forecasts, split.windows, split.length, split.horizon, split.data.processes)
 
 
 @dataclass
@@ -136,6 +149,12 @@ class Errors:
     absolute: Tensor
     count: Tensor
     series: SeriesErrors | None = None  # of each, where there are several
+
+    def total(self, processes: Processes) -> None:
+        """Add up those of all processes."""
+        series = () if self.series is None else (self.series.absolute, self.series.symmetric, self.series.count)
+        for value in (self.squares, self.absolute, self.count, *series):
+            processes.total(value)
 
     @property
     def mse(self) -> float:
@@ -292,7 +311,8 @@ def score(
     windows: Windows | None = None,
     units: SeriesUnits | None = None,
 ) -> Scores:
-    """Errors of each method over these origins, and the share of values within the first method's intervals.
+    """Errors of each method over these origins, and the share of values within the first method's intervals. Several
+    processes that have the series of `split` share the work.
 
     Args:
         methods: by name.
@@ -314,6 +334,8 @@ def score(
     if units is not None:
         for errors in sums.values():
             errors.series = SeriesErrors(units)
+    count, processes = len(origins), split.data.processes
+    origins = origins[processes.share(count)]
     pieces = torch.searchsorted(windows.offsets, origins, right=True) - 1  # that each origin is in
     done = 0
     levels = () if intervals is None else intervals.levels
@@ -337,10 +359,13 @@ def score(
                     for place in range(len(levels)):
                         within = (relative >= intervals.low[place]) & (relative <= intervals.high[place])
                         inside[place] += (within & counted).sum()
+    for errors in sums.values():
+        errors.total(processes)
+    processes.total(inside)
     total = next(iter(sums.values())).count.sum()
     if not total:
         raise DataError("the rows that are scored have no measured value: there is nothing to compare forecasts with")
-    return Scores(sums, len(origins), levels, (inside / total).tolist())
+    return Scores(sums, count, levels, (inside / total).tolist())
 
 
 def first_rows_to_score(model: nn.Module, settings: Settings, pieces: Sequence[Piece]) -> list[int]:

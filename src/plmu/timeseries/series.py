@@ -15,15 +15,16 @@ from plmu.clock import Clock, Steps
 from plmu.data.files import DataConfig
 from plmu.errors import DataError, in_one_line
 from plmu.timeseries.clock import find_clock
-from plmu.timeseries.columns import Columns, find_columns
+from plmu.timeseries.columns import Columns
 from plmu.timeseries.long_frames import LongFrame, library_of
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.series_notes import counted, ended, note_clock, note_other_rate
+from plmu.timeseries.source_rows import read_rows
 from plmu.timeseries.table_rows import Numbers as Numbers
-from plmu.timeseries.table_rows import RawSeries, raw_series, read_future, rows_of, with_future, without_late
-from plmu.timeseries.tables import Table, read_tables
+from plmu.timeseries.table_rows import RawSeries, rows_of, without_late
+from plmu.timeseries.tables import Table
+from plmu.training.processes import ALONE, Processes
 
-_NOTES = 20  # largest number of notes on files after the first
 _OFF = 0.05  # share of times off the grid, above which rows without values may be what is off
 _BROKEN = 0.1  # share of rows before a long gap, above which the times cannot be meant as a grid
 
@@ -61,6 +62,9 @@ class SeriesConfig(DataConfig):
     """Whether 2/1/2024 is the second of January. Default: detected."""
     header: bool | None = None
     """Whether the first line of a CSV file names the columns. Default: detected."""
+    most_rows: int = 10_000_000
+    """Rows of Parquet files that are held. Where there are more, series that are evenly spread over the files are
+    fitted and tested, and all can be forecast. 0 for no limit."""
     valid: float = 0.1
     """Share of the rows, just before the test rows, on which settings are chosen and intervals measured."""
     test: float = 0.2
@@ -72,6 +76,8 @@ class SeriesConfig(DataConfig):
                 raise ValueError(f"data.{name} must be a share between 0 and 0.5, got {getattr(self, name)}")
         if self.longest_gap < 0:
             raise ValueError(f"data.longest_gap must be at least 0, got {self.longest_gap}")
+        if self.most_rows < 0:
+            raise ValueError(f"data.most_rows must be at least 0, got {self.most_rows}")
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,7 @@ class SeriesData:
     other: bool = False  # whether columns and clock are those of the data that a model was trained on
     config: SeriesConfig | None = None  # the file and how it was read; None for arrays and wide frames
     frame: LongFrame | None = None  # that it was read from instead of a file
+    processes: Processes = ALONE  # which all have these series, and share the work
 
     @property
     def rows(self) -> int:
@@ -162,50 +169,28 @@ def load(
     like: tuple[Columns, Clock] | None = None,
     future: Path | LongFrame | None = None,
     frame: LongFrame | None = None,
+    processes: Processes = ALONE,
+    block: Table | None = None,
 ) -> SeriesData:
-    """The series of the configuration's file, or of a frame.
+    """The series of the configuration's file, or of a frame; of Parquet files with more rows than `config.most_rows`,
+    some of them.
 
     Args:
         config: the file and how to read it.
         like: columns and clock of the data that a model was trained on, to read other data alike.
         future: a file or frame with the covariates of the steps after the last values.
         frame: read instead of the file, whose name stands for it in messages.
+        processes: which read a part of the files each, where there are as many.
+        block: read instead of the file: rows of some of its series.
 
     Raises:
         DataError: there is no file, or something in it is at fault.
     """
-    if config.file is None:
-        raise DataError("give your data as --data.file: a CSV, Parquet, NumPy, JSON or Excel file, or a folder of them")
-    days = like is None or like[1].zone is None
-    tables = read_tables(config.file, config.header) if frame is None else [_table(frame, str(config.file), days)]
-    columns = find_columns(tables, config) if like is None else like[0]
-    for table in tables:
-        table.join_again(columns.time, columns.id)
-    if like is not None:
-        if columns.id is not None and not any(columns.id in table.names for table in tables):
-            note = f"series: one, since there is no {columns.id!r}"
-            columns = replace(columns, id=None, notes=(*columns.notes, note))
-            for table in tables:
-                _check_alone(table, columns.time, like[0].id, config)
-        if config.day_first is None:
-            config = replace(config, day_first=like[1].day_first)  # a short file may not tell
-    zone = _zone(tables, columns.time) if like is None else like[1].zone
-    raw = [series for table in tables for series in raw_series(table, columns, config, len(tables) > 1, zone)]
-    if future is not None:
-        plans = (
-            [_table(future, "future", zone is None)]
-            if isinstance(future, LongFrame)
-            else read_tables(future, config.header)
-        )
-        ahead = read_future(plans, columns, config, zone)
-        raw = [with_future(series, ahead) for series in raw]
+    source = read_rows(config, like, future, frame, processes, block)
+    config, columns, raw, notes = source.config, source.columns, source.series, source.notes
     late: list[str] = []
     if like is None and not config.values:
         columns, raw, late = without_late(columns, raw)
-    notes = list(dict.fromkeys(tables[0].notes))
-    if len(tables) > 1:
-        notes.append(f"{len(tables)} files, each a series named by its file")
-    notes += [f"{table.path.name}: {note}" for table in tables[1:] for note in dict.fromkeys(table.notes[1:])][:_NOTES]
     notes += [*columns.notes, *late, *(ended(columns, raw, config) if like is None else [])]
     times = [series.times for series in raw if series.times is not None and len(series.times)]
     if like is not None:
@@ -216,10 +201,9 @@ def load(
         if times and config.irregular != "rows":
             clock, raw, times = _clock_of(times, raw, config)
         if columns.time is not None and clock.kind != "rows":
-            day_first = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
-            clock = replace(clock, day_first=day_first, zone=zone)
-    data = SeriesData(columns, clock, [], notes, other=like is not None, config=config)
-    data.frame = None if frame is None else frame.with_rows(tables[0], columns.id)
+            clock = replace(clock, day_first=source.day_first, zone=source.zone)
+    data = SeriesData(columns, clock, [], notes, other=like is not None, config=config, processes=processes)
+    data.frame = source.frame
     for series in raw:
         data.pieces += pieces_of(series, config, data)
     if clock.kind != "rows":
@@ -233,14 +217,6 @@ def load(
         data.notes.append(f"series: {len({series.name for series in raw}):,}, by {by}")
     data.notes[:] = map(in_one_line, data.notes)
     return data
-
-
-def _table(frame: LongFrame, name: str, days: bool) -> Table:
-    """A frame as a table; `name` and `days` are as in `LongFrame.table`."""
-    table = frame.table(name, days)
-    if not table.rows:
-        raise DataError(f"{name} has no rows of data")
-    return table
 
 
 def _clock_of(
@@ -260,19 +236,6 @@ def _clock_of(
         if few and max(map(other.off_grid, few)) <= _OFF:
             return other, filled, few
     return clock, raw, times
-
-
-def _check_alone(table: Table, time: str | None, id: str | None, config: SeriesConfig) -> None:
-    """Raise for repeated times: a file without the column that names series must have a single series."""
-    times = None if time is None else np.sort(table.times(time, config.day_first, config.bad))
-    if times is not None and (times[1:] == times[:-1]).any():
-        raise DataError(f"{table.path} has no column {id!r}, which tells series apart, and times that repeat")
-
-
-def _zone(tables: Sequence[Table], time: str | None) -> int | None:
-    """The time zone that all files have, in minutes east of Greenwich; 0 for UTC where they differ."""
-    zones = {None if time is None else table.zone(time) for table in tables} - {None}
-    return zones.pop() if len(zones) == 1 else 0 if zones else None
 
 
 def pieces_of(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piece]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plmu.errors import Diverged
+from plmu.errors import DataError, Diverged
+
+Value = TypeVar("Value")
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -35,14 +38,54 @@ class Processes:
         return slice(self.rank * size // self.count, (self.rank + 1) * size // self.count)
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """The sum over all processes, in place."""
         if self.count > 1:
-            dist.all_reduce(value)
+            shared = value.to(self.device)  # a process on a GPU adds up there
+            dist.all_reduce(shared)
+            if shared is not value:
+                value.copy_(shared)
+        return value
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of the values of all processes."""
+        if self.count == 1:
+            return values.mean()
+        total, count = self.total(torch.stack([values.double().sum(), torch.tensor(float(values.numel()))]).double())
+        mean: Tensor = (total / count).to(values)
+        return mean
+
+    def gathered(self, value: Value) -> list[Value]:
+        """The values of all processes, by rank."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values
+
+    def joined(self, rows: Tensor) -> Tensor:
+        """The rows of all processes, by rank."""
+        return torch.cat(self.gathered(rows))
+
+    def agreed(self, function: Callable[[], Value]) -> Value:
+        """What a function returns. If it raises a DataError in one process, all raise that."""
+        if self.count == 1:
+            return function()
+        error: DataError | None = None
+        try:
+            value = function()
+        except DataError as own:
+            error = own
+        for fault in self.gathered(error):
+            if fault is not None:
+                raise fault
         return value
 
     def wait(self) -> None:
         if self.count > 1:
             dist.barrier()
+
+
+ALONE = Processes(0, 1, torch.device("cpu"))
 
 
 @contextmanager

@@ -34,6 +34,9 @@ class Table:
         line: returns the line of the file that holds a row of the frame; without it rows are counted from 1.
         as_text: returns a column of numbers, by name, as the text that is in the file.
         zoned: names of the columns of times that had a time zone; the frame has them in UTC.
+
+    Attributes:
+        stored: the names of the columns that the file has, without those that are joined later.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Table:
         self.path, self.notes = path, list(notes)
         self._columns, self._line, self._as_text = {column.name: column for column in frame}, line, as_text
         self._codes: dict[str, tuple[NDArray[np.int64], list[str]]] = {}
-        self.rows = frame.height
+        self.rows, self.stored = frame.height, frozenset(frame.columns)
         self._kinds: dict[str, Kind] = {}
         self._times: dict[tuple[str, bool | None], NDArray[Any]] = {}
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,21 @@ def from_parquet(path: Path) -> Table:
         check(path, [(lazy.select(pl.len()).collect().item(), len(lazy.collect_schema()))])
         frame = pl.read_parquet(path, glob=False)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f"{path} is not a Parquet file that can be read ({str(error).splitlines()[0]})") from None
+        raise not_parquet(path, error) from None
+    return table_of(path, frame)
+
+
+def not_parquet(path: Path, error: Exception) -> DataError:
+    """The error to raise where a Parquet file cannot be read."""
+    return DataError(f"{path} is not a Parquet file that can be read ({str(error).splitlines()[0]})")
+
+
+def table_of(path: Path, frame: pl.DataFrame, line: Callable[[int], int] | None = None) -> Table:
+    """The table of rows of a Parquet file; `line` is as in `Table`."""
     columns, dropped, zoned = typed(frame)
     zoned = [name for name in zoned if getattr(frame[name].dtype, "time_zone", None) != "UTC"]
     notes = [f"column {name!r}: time zones converted to UTC" for name in zoned]
-    return _table(path, columns, dropped, notes, zoned)
+    return _table(path, columns, dropped, notes, zoned, line)
 
 
 def typed(frame: pl.DataFrame) -> tuple[list[pl.Series], list[str], list[str]]:
@@ -68,13 +78,20 @@ def from_frame(frame: pl.DataFrame, path: Path) -> Table:
     return _table(path, columns, dropped, [], zoned)
 
 
-def _table(path: Path, columns: list[pl.Series], dropped: list[str], notes: list[str], zoned: list[str]) -> Table:
+def _table(
+    path: Path,
+    columns: list[pl.Series],
+    dropped: list[str],
+    notes: list[str],
+    zoned: list[str],
+    line: Callable[[int], int] | None = None,
+) -> Table:
     import polars as pl
 
     notes += [f"left out, neither numbers nor times nor text: {', '.join(dropped)}"] if dropped else []
     if not columns:
         raise DataError(f"{path} has no columns of numbers, times or text")
-    return Table(path, pl.DataFrame(columns), notes, zoned=zoned)
+    return Table(path, pl.DataFrame(columns), notes, line, zoned=zoned)
 
 
 def from_json(path: Path, content: bytes) -> Table:

@@ -1,0 +1,77 @@
+"""A folder of many series, forecast by two processes as by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+HORIZON = 6
+WORKER = str(Path(__file__).parent / "forecast_worker.py")
+TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def written(folder: Path, files: int = 3, series: int = 8) -> None:
+    """A folder of Parquet files in long format, with series of unequal lengths; the first file is not in order."""
+    polars = pytest.importorskip("polars")
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for file in range(files):
+        rows = []
+        for number in range(series):
+            k = np.arange(84 - 5 * (number % 3))
+            level = 10.0 * (1 + number + file)
+            values = level * (1 + 0.2 * np.sin(2 * np.pi * k / 12) + 0.05 * rng.standard_normal(len(k)))
+            months = np.datetime64("2010-01") + k
+            rows.append(polars.DataFrame({"shop": f"s{number}", "month": months.astype("datetime64[us]"), "y": values}))
+        table = polars.concat(rows)
+        table = table.sort("month", "y") if file == 0 else table
+        table.write_parquet(folder / f"part-{file}.parquet")
+
+
+def trained(words: list[str], launch: list[str], runs: Path) -> dict[str, Any]:
+    """What a run wrote, and what it printed."""
+    command = [sys.executable, *launch, WORKER, "train", "forecast", *words, "--runs", str(runs)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=env)
+    folder = runs / "forecast-panel-seed0"
+    read = {
+        name: json.loads((folder / f"{name}.json").read_text())
+        for name in ("result", "series", "intervals", "forecast")
+    }
+    return {**read, "weights": load_file(folder / "model.plmu"), "shown": done.stdout, "folder": folder}
+
+
+def flat(content: Any) -> list[float]:
+    """All numbers of JSON, in order."""
+    if isinstance(content, dict):
+        content = list(content.values())
+    return [x for part in content for x in flat(part)] if isinstance(content, list) else [content]
+
+
+def test_two_processes_forecast_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The same members, and weights, scores and intervals within the rounding of sums: each process reads some of the
+    files; one of them has fewer."""
+    written(tmp_path / "panel")
+    words = [str(tmp_path / "panel"), "--horizon", str(HORIZON), "--model.season", "12", "--refit", "--backtest", "2"]
+    one, two = (trained(words, launch, tmp_path / name) for name, launch in (("one", []), ("two", TWO)))
+    assert (one["result"]["processes"], two["result"]["processes"]) == (1, 2)
+    assert two["series"] == one["series"]
+    lines = {line for line in one["shown"].splitlines() if not line.startswith(("wrote", "next"))}
+    assert lines - {*two["shown"].splitlines()} == set()
+    assert "series: 24, by column 'shop'" in lines
+    assert "members: " in one["shown"]
+    assert two["weights"].keys() == one["weights"].keys()
+    for name, weights in one["weights"].items():
+        np.testing.assert_allclose(two["weights"][name], weights, rtol=1e-3, atol=1e-4 * np.abs(weights).max())
+    for name in ("valid", "test"):
+        assert two["result"][name] == pytest.approx(one["result"][name], rel=1e-5)
+    for name in ("intervals", "forecast"):
+        assert flat(two[name]) == pytest.approx(flat(one[name]), rel=1e-4, abs=1e-6)
