@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -47,6 +47,7 @@ class Predictions:
     notes: list[str] = field(default_factory=list)
     numbers: tuple[str, ...] = ()  # names of the columns whose text is numbers
     draw: Callable[[Path], list[str]] | None = None  # writes a picture of them, and returns notes about it
+    following: Iterable[Mapping[str, Sequence[object]]] = ()  # the same columns of further rows; they may add notes
 
 
 class Experiment(ABC):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Literal, get_args, get_origin, get_type_hints
 
 from plmu.errors import RunError, printable
@@ -61,34 +62,53 @@ def predict(
     predictions = experiment.predict(run, _read_by(config, reading or {}, experiment.name), file, future, **steps)
     if plot is not None and predictions.draw is None:
         raise RunError(f"--plot is for forecasts, and {run} is a run of {experiment.name}")
-    if not quiet:
-        for note in predictions.notes:
-            print(printable(note), file=sys.stderr)
+    told = 0 if quiet else _tell(predictions.notes)
     if plot is not None and predictions.draw is not None:
-        for note in (*predictions.draw(plot), f"wrote {plot}"):
-            print(printable(note), file=sys.stderr)
+        _tell((*predictions.draw(plot), f"wrote {plot}"))
     if out is None:
         _write_csv(predictions, sys.stdout, printable)
-        return
-    with adding_path(out), replacing(out) as path:
-        if out.suffix.lower() == ".parquet":
-            import polars as pl
+    else:
+        with adding_path(out), replacing(out) as path:
+            if out.suffix.lower() == ".parquet":
+                _write_parquet(predictions, path)
+            else:
+                with open(path, "w", encoding="utf-8", newline="") as stream:
+                    (_write_json if out.suffix.lower() == ".json" else _write_csv)(predictions, stream)
+    if not quiet:
+        _tell(predictions.notes[told:])
+    if out is not None:
+        _tell([f"wrote {out}"])
 
-            pl.DataFrame(_with_numbers(predictions)).write_parquet(path)
-        else:
-            with open(path, "w", encoding="utf-8", newline="") as stream:
-                (_write_json if out.suffix.lower() == ".json" else _write_csv)(predictions, stream)
-    print(printable(f"wrote {out}"), file=sys.stderr)
+
+def _tell(notes: Sequence[str]) -> int:
+    """Print notes on the error stream.
+
+    Returns:
+        Their number.
+    """
+    for note in notes:
+        print(printable(note), file=sys.stderr)
+    return len(notes)
+
+
+def _parts(predictions: Predictions) -> Iterator[Predictions]:
+    """The rows in parts, each of which is held alone."""
+    following = predictions.following
+    yield predictions
+    for columns in following:
+        yield replace(predictions, columns=dict(columns), following=())
 
 
 def _write_csv(predictions: Predictions, stream: IO[str], shown: Callable[[str], str] = str) -> None:
     """Write CSV whose cells of text go through `shown`, and hold nothing that a spreadsheet would compute."""
-    columns = [
-        column if name in predictions.numbers else [shown(without_formula(str(cell))) for cell in column]
-        for name, column in predictions.columns.items()
-    ]
-    names = [shown(without_formula(name)) for name in predictions.columns]
-    csv.writer(stream, lineterminator="\n").writerows([names, *zip(*columns, strict=True)])
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([shown(without_formula(name)) for name in predictions.columns])
+    for part in _parts(predictions):
+        columns = [
+            column if name in part.numbers else [shown(without_formula(str(cell))) for cell in column]
+            for name, column in part.columns.items()
+        ]
+        writer.writerows(zip(*columns, strict=True))
 
 
 def without_formula(cell: str) -> str:
@@ -104,9 +124,26 @@ def without_formula(cell: str) -> str:
 
 def _write_json(predictions: Predictions, stream: IO[str]) -> None:
     """A list with an object for each row."""
-    columns = _with_numbers(predictions)
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    stream.write(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    before = "["
+    for part in _parts(predictions):
+        columns = _with_numbers(part)
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        text = json.dumps(rows, indent=1, ensure_ascii=False)
+        stream.write(before + text.removeprefix("[").removesuffix("]").removesuffix("\n"))
+        before = ","
+    stream.write("\n]\n")
+
+
+def _write_parquet(predictions: Predictions, path: Path) -> None:
+    """Parts go to files of their own, which are joined in the end."""
+    import polars as pl
+
+    with TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
+        files: list[Path] = []
+        for part in _parts(predictions):
+            files.append(Path(folder) / f"{len(files)}.parquet")
+            pl.DataFrame(_with_numbers(part)).write_parquet(files[-1])
+        pl.scan_parquet(files, glob=False).sink_parquet(path)
 
 
 def _with_numbers(predictions: Predictions) -> dict[str, list[Any]]:

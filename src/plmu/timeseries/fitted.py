@@ -281,7 +281,7 @@ class Fitted:
         else:
             config = None if self.split is None else self.split.data.config
             file = Path("X") if isinstance(source, LongFrame) else source
-            config = replace(config or series.SeriesConfig(), file=file)
+            config = replace(config or series.SeriesConfig(), file=file, most_rows=0)
         assert config is not None
         if future is not None:
             names = (self.settings.id, self.settings.time)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -41,13 +41,12 @@ from plmu.timeseries.forecast_models import (
     WindowLSTM,
     equal_size,
 )
-from plmu.timeseries.forecast_plots import plot_ahead
-from plmu.timeseries.forecast_tables import time_column
+from plmu.timeseries.forecast_predictions import predict
 from plmu.timeseries.forecaster import Forecaster
 from plmu.timeseries.saved_forecasts import named, read_tested, score_other_file
 from plmu.timeseries.scores import Intervals, Method, Scores, baselines, model_method, score, unseen_errors
-from plmu.timeseries.series import Piece, SeriesConfig
-from plmu.timeseries.split import NO_VALIDATION, Settings, Split, what_was_done
+from plmu.timeseries.series import SeriesConfig
+from plmu.timeseries.split import NO_VALIDATION, Split, what_was_done
 from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
 from plmu.training.processes import ALONE, Processes
@@ -341,66 +340,6 @@ def trained_lstm(task: ForecastTask) -> nn.Module:
     with torch.enable_grad():
         Trainer(plain, network, training, ALONE, task.config.seed).run()
     return network.eval()
-
-
-def predict(
-    folder: Path, config: SeriesConfig, file: Path, future: Path | None = None, horizon: int | None = None
-) -> Predictions:
-    """The steps after the last row of each series of a file, with their times and intervals, as text."""
-    forecaster = Forecaster.from_run(folder)
-    try:
-        settings = replace(forecaster.settings_, horizon=forecaster.fitted_.checked_horizon(horizon))
-    except ValueError as error:
-        raise RunError(f"--{error}") from None
-    if future is not None and not settings.covariates:
-        raise RunError(f"--data.future is for covariates, and {folder} was trained without: give --data.file alone")
-    data = series.load(replace(config, file=file), settings.like, future)
-    last = list({piece.name: piece for piece in data.pieces}.values())  # of each series its last piece
-    for piece in last:
-        _check_ahead(piece, settings, file, future)
-    levels = forecaster.levels_
-    frame = forecaster.predict(data, level=levels or None, horizon=settings.horizon)
-    time, ahead = time_column(settings), np.arange(1, settings.horizon + 1)
-    counted = 1 if settings.clock.kind == "rows" else 0  # rows are counted from 1
-    columns: dict[str, list[str]] = {}
-    numbers: list[str] = []
-    if frame.columns[0] != time:
-        columns[frame.columns[0]] = frame[frame.columns[0]].to_list()
-    columns[time] = [
-        stamp for piece in last for stamp in settings.clock.times(piece.last + ahead + counted, piece.offset)
-    ]
-    for channel, name in enumerate(settings.values):
-        origins = np.array([piece.values[0, channel] for piece in last])
-        titles = {name: name}
-        for level in levels:
-            titles |= {f"{name} {word} {level:g}": f"{name}-{word[:2]}-{level:g}" for word in ("low", "high")}
-        for title, column in titles.items():
-            columns[title] = forecast_files.as_text(frame[column].to_numpy().reshape(len(last), -1), origins)
-            numbers.append(title)
-    short = sum(len(piece) < settings.least for piece in last)
-    if short:
-        data.notes.append(f"{short:,} series shorter than {settings.least} steps: less certain")
-    draw = partial(plot_ahead, data=data, settings=settings, frame=frame, levels=levels)
-    return Predictions(dict(columns), data.notes, tuple(numbers), draw)
-
-
-def _check_ahead(piece: Piece, settings: Settings, file: Path, future: Path | None) -> None:
-    """Raise unless the covariates of a series are known as far as it is forecast."""
-    if piece.covariates is None:
-        return
-    missing = np.isnan(piece.covariates[len(piece) :][: settings.horizon])
-    for name, absent in zip(settings.covariates, missing.T, strict=True):
-        count = int(absent.argmax()) if absent.any() else len(absent)
-        if count < settings.horizon:
-            last = np.array([piece.start + len(piece) - (0 if settings.clock.kind == "rows" else 1)])
-            after = f"{'row ' if settings.clock.kind == 'rows' else ''}{settings.clock.times(last, piece.offset)[0]}"
-            of = f" of series {piece.name!r}" if piece.name else ""
-            values = ", ".join(settings.values[:4])
-            how = "" if future else f": add rows in which {values} may be empty, or give another file as --data.future"
-            raise DataError(
-                f"{future or file}, column {name!r}: {settings.horizon} values are needed after {after}, the last row"
-                f"{of}, and there {'is' if count == 1 else 'are'} {count}{how}"
-            )
 
 
 def _future(split: Split) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from plmu.folded.pooled import LEAST_LEVEL, Adjusted, Member, adjusted, real_part
+from plmu.nn.pooled import PooledForecast
 from plmu.timeseries.pooled_members import LEAST, Candidates
 from plmu.timeseries.series import Numbers
 from plmu.timeseries.windows import stride_of
@@ -171,6 +172,13 @@ class Error:
     def is_known(self) -> bool:
         """Whether there are windows."""
         return bool(self.processes.total(torch.tensor(len(self.future))))
+
+
+def read(model: PooledForecast, windows: Tensor, steps: Tensor) -> Tensor:
+    """`PooledForecast.read` of windows (windows, channels, window), some at a time, as it makes many numbers of each;
+    `steps` is (windows,)."""
+    parts = zip(windows.split(BLOCK), steps.split(BLOCK), strict=True)
+    return torch.cat([model.read(part, count[:, None]) for part, count in parts])
 
 
 def fitting_windows(

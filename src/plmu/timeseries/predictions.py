@@ -16,6 +16,7 @@ from plmu.nn.pooled import PooledForecast
 from plmu.runs.intervals import bound_names
 from plmu.runtime.stream import Stream
 from plmu.timeseries.effects import padded
+from plmu.timeseries.pooled_windows import read
 from plmu.timeseries.scores import Intervals
 from plmu.timeseries.season import aligned
 from plmu.timeseries.series import Numbers, Piece
@@ -103,7 +104,7 @@ def forecast(model: ForecastModel, unit: Intervals, pieces: Sequence[Piece], pla
             rows = torch.tensor([min(len(piece), model.lookback) for piece in block])
             spreads.append(unit.spread(windows, rows).expand(len(block), model.channels, 1))
             if isinstance(model, PooledForecast):
-                forecasts.append(model.read(windows, rows[:, None]))
+                forecasts.append(read(model, windows, rows))
                 continue
             if isinstance(model, CovariateForecast):
                 effect = model.effect(torch.stack([_recent_covariates(model, piece) for piece in block]))

@@ -19,6 +19,7 @@ from plmu.nn.pooled import PooledForecast
 from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.runs.intervals import Scaling
 from plmu.timeseries.pooled_members import RATES, STEPS, Classical
+from plmu.timeseries.pooled_windows import read
 from plmu.timeseries.ridge import ALPHAS, Ridge, Standard, Sums, best_ridge
 from plmu.timeseries.series import Piece
 from plmu.timeseries.series_scores import SeriesErrors, SeriesUnits
@@ -205,7 +206,7 @@ def model_method(model: nn.Module) -> Method:
         windows = examples.windows.to(device)
         if isinstance(model, PooledForecast):
             level, rows = examples.level.to(device)[..., None], examples.rows.to(device)
-            forecasts = model.read(windows[..., -model.window :] + level, rows.clamp(max=model.window)[:, None])
+            forecasts = read(model, windows[..., -model.window :] + level, rows.clamp(max=model.window))
             return (forecasts - level).to(examples.windows)
         if not isinstance(model, LookbackForecast):
             covariates = () if examples.covariates is None else (examples.covariates.to(device),)

@@ -62,7 +62,7 @@ class SeriesConfig(DataConfig):
     """Whether 2/1/2024 is the second of January. Default: detected."""
     header: bool | None = None
     """Whether the first line of a CSV file names the columns. Default: detected."""
-    most_rows: int = 10_000_000
+    most_rows: int = 5_000_000
     """Rows of Parquet files that are held. Where there are more, series that are evenly spread over the files are
     fitted and tested, and all can be forecast. 0 for no limit."""
     valid: float = 0.1
@@ -210,7 +210,7 @@ def load(
         data.clock = clock if like is not None else clock.with_jitter(times)
         note_clock(data, times, config)
     data.notes += counted(data.counts, data.rows, config, scored=like is None)
-    if not data.pieces:
+    if not data.pieces and block is None:
         raise DataError(f"{config.file} has no row with a value in {', '.join(map(repr, columns.values))}")
     if len({series.name for series in raw}) > 1:
         by = f"column {columns.id!r}" if columns.id else "file"

@@ -69,7 +69,7 @@ class SeriesIndex:
             return cls(path, (), pl.DataFrame({"first": [0], "last": [count - 1], "rows": [count]}))
         keys, row, whole = _keys(names), pl.col(_ROW), None
         for block in _blocks(path, names, 0, count):
-            part = block.select(_ROW, *keys).group_by(list(keys)).agg(first=row.min(), last=row.max(), rows=pl.len())
+            part = block.select(_ROW, **keys).group_by(list(keys)).agg(first=row.min(), last=row.max(), rows=pl.len())
             if whole is not None:
                 ends = (pl.col("first").min(), pl.col("last").max(), pl.col("rows").sum())
                 part = pl.concat([whole, part]).group_by(list(keys)).agg(*ends)
