@@ -6,12 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
+
+from plmu.errors import DataError
+from plmu.timeseries.series import SeriesConfig, SeriesData, load
+from plmu.training.processes import Processes
 
 HORIZON = 6
 WORKER = str(Path(__file__).parent / "forecast_worker.py")
@@ -75,3 +82,59 @@ def test_two_processes_forecast_as_one(tmp_path: Path, monkeypatch: pytest.Monke
         assert two["result"][name] == pytest.approx(one["result"][name], rel=1e-5)
     for name in ("intervals", "forecast"):
         assert flat(two[name]) == pytest.approx(flat(one[name]), rel=1e-4, abs=1e-6)
+
+
+class Threads(Processes):
+    """Processes that are threads."""
+
+    values: dict[int, Any]
+    barrier: Barrier
+
+    def gathered(self, value: Any) -> list[Any]:
+        self.values[self.rank] = value
+        self.barrier.wait(60)
+        values = [self.values[rank] for rank in range(self.count)]
+        self.barrier.wait(60)
+        return values
+
+
+def read(config: SeriesConfig, count: int) -> list[SeriesData | DataError]:
+    """What each of several processes reads, or the error that it raises."""
+    values: dict[int, Any] = {}
+    barrier = Barrier(count)
+
+    def one(rank: int) -> SeriesData | DataError:
+        processes = Threads(rank, count, torch.device("cpu"))
+        object.__setattr__(processes, "values", values)
+        object.__setattr__(processes, "barrier", barrier)
+        try:
+            return load(config, processes=processes)
+        except DataError as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+@pytest.mark.parametrize("most_rows", [0, 900])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_processes_hold_what_one_reads(count: int, most_rows: int, tmp_path: Path) -> None:
+    """Each reads some of the files; where there are fewer files than processes, each reads all."""
+    written(tmp_path / "panel")
+    config = SeriesConfig(file=tmp_path / "panel", most_rows=most_rows)
+    expected = load(config)
+    assert len(expected.pieces) == (24 if not most_rows else 11)
+    for data in read(config, count):
+        assert isinstance(data, SeriesData)
+        assert (data.columns, data.clock, data.notes) == (expected.columns, expected.clock, expected.notes)
+        for piece, other in zip(data.pieces, expected.pieces, strict=True):
+            assert (piece.name, piece.start) == (other.name, other.start)
+            assert np.array_equal(piece.values, other.values)
+
+
+def test_an_error_in_one_file_is_that_of_all_processes(tmp_path: Path) -> None:
+    written(tmp_path / "panel")
+    (tmp_path / "panel/part-2.parquet").write_bytes(b"PAR1")
+    for most_rows in (0, 900):
+        for error in read(SeriesConfig(file=tmp_path / "panel", most_rows=most_rows), 2):
+            assert "part-2.parquet is not a Parquet file" in str(error)

@@ -148,7 +148,8 @@ def read_series(source: Any, **options: Any) -> SeriesData:
         source: CSV, Parquet, NumPy, JSON or Excel file, or a folder of them with a series each; or a frame of pandas or
             polars, which is read as a file with its content is.
         options: `time`, `values`, `covariates`, `id`, `step`, `missing`, `longest_gap`, `irregular`, `duplicates`,
-            `bad`, `absent`, `day_first` and `header`, which `plmu train forecast --help` describes as --data.NAME.
+            `bad`, `absent`, `day_first`, `header` and `most_rows`, which `plmu train forecast --help` describes as
+            --data.NAME.
 
     Returns:
         The series; `notes` says what was done with gaps, duplicates and odd dates.
