@@ -96,12 +96,16 @@ def _forecast(forecaster: Forecaster, settings: Settings, data: SeriesData, last
 def _large(file: Path, config: SeriesConfig, settings: Settings) -> LargeFiles | None:
     """The files, with their series, if they have more rows than are held, and several series."""
     files = table_files(file)
-    large = LargeFiles.of(files, config.most_rows)
-    if large is None or (settings.id is None and len(files) == 1):
+    large, columns = LargeFiles.of(files, config.most_rows), settings.like[0]
+    if large is None:
         return None
     head = large.head()
-    head.join_again(settings.time, settings.id)
-    large.find(head, settings.like[0])
+    head.join_again(columns.time, columns.id)
+    if columns.id not in head.names:
+        columns = replace(columns, id=None)
+    if columns.id is None and len(files) == 1:
+        return None
+    large.find(head, columns)
     return large
 
 

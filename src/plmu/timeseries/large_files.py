@@ -57,7 +57,12 @@ class LargeFiles:
         Args:
             head: what `head` returned.
             columns: found in it.
+
+        Raises:
+            DataError: a column is not there, or a file cannot be read.
         """
+        for name in columns.read:
+            head.kind(name)  # raises unless there is such a column
         names = [] if columns.id is None else [columns.id]
         if columns.id is not None and columns.id not in head.stored:
             names = columns.id.split(SEPARATOR)
