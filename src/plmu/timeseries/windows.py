@@ -170,7 +170,30 @@ class Part:
 
 def blocks(layer: Sizes, parts: Sequence[Part], stride: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Blocks of windows (windows, channels, lookback), the rows that follow them (windows, channels, horizon), and the
-    phase of their last rows in the season (windows,). Windows begin at every stride-th row."""
+    phase of their last rows in the season (windows,). Windows begin at every stride-th row. Those of short parts are
+    in blocks together."""
+    most = BLOCK // ((layer.lookback + layer.horizon) * layer.channels)
+    held: list[tuple[Tensor, Tensor, Tensor]] = []
+    count = 0
+    for block in _of_parts(layer, parts, stride):
+        if held and count + len(block[0]) > most:
+            yield _together(held)
+            held, count = [], 0
+        held.append(block)
+        count += len(block[0])
+    if held:
+        yield _together(held)
+
+
+def _together(blocks: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    if len(blocks) == 1:
+        return blocks[0]
+    windows, future, phase = (torch.cat(parts) for parts in zip(*blocks, strict=True))
+    return windows, future, phase
+
+
+def _of_parts(layer: Sizes, parts: Sequence[Part], stride: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """`blocks` of each part."""
     reach = layer.lookback + layer.horizon
     for part in parts:
         count = part.windows(layer)
