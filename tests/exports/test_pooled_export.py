@@ -34,6 +34,7 @@ def several(*hidden: int) -> list[Member]:
 
 
 MIXED = [Member(3, 4, False, True), Member(9, 4, True, False, (3, 5, 2)), Member(7, 0, False, False, (4,))]
+CLASSICAL = [Member(9, 0, False, adaptive=3), Member(12, 4, True, True, (3,), 8), Member(4, 0, True, adaptive=2)]
 CASES: dict[str, dict[str, Any]] = {
     "no season": {"channels": 1, "window": 12, "members": members(0, 5)},
     "even": {"channels": 1, "window": 23, "members": members(4, 6), "season": 4},
@@ -42,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "several seasons": {"channels": 1, "window": 25, "members": several(4), "season": 4},
     "seasons of members alone": {"channels": 2, "window": 15, "members": several(3)},
     "layers of several sizes": {"channels": 2, "window": 20, "members": MIXED, "season": 4},
+    "classical forecasts": {"channels": 2, "window": 19, "members": CLASSICAL, "season": 4},
     "without hidden layers": {"channels": 2, "window": 9, "members": [(9, 2, True, True)], "season": 2},
 }
 # Windows and seasons are float64. Features, weights and their products are float32: sums of at most 40 terms, each

@@ -37,6 +37,8 @@ def several(*hidden: int) -> list[Member]:
 
 
 MIXED = [Member(3, 4, False, True), Member(9, 4, True, False, (3, 5, 2)), Member(7, 0, False, False, (4,))]
+CLASSICAL = [Member(9, 0, False, adaptive=3), Member(12, 4, True, True, (3,), 8), Member(5, 0, True, adaptive=2)]
+CLASSICAL += [Member(4, 0, False, adaptive=1), Member(2, 4, False, adaptive=1)]
 CASES: dict[str, dict[str, Any]] = {
     "no season": {"window": 15, "members": every(0, 3)},
     "even": {"window": 23, "members": every(4, 7), "season": 4},
@@ -49,6 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
     "seasons of members alone": {"window": 24, "members": several(3)},
     "layers of several sizes": {"window": 20, "members": MIXED, "season": 4},
     "without hidden layers": {"window": 31, "members": [(3, 12, False, False), (12, 12, True, True)], "season": 12},
+    "classical forecasts": {"window": 21, "members": CLASSICAL, "season": 4},
     "one long member": {"window": 19, "members": [(19, 3, False, False, [5])], "season": 3},
 }
 
@@ -129,13 +132,40 @@ def smoothings(changes: list[float]) -> list[float]:
     return out + changes[-3:]
 
 
+def smoothing(values: list[float], rate: float, slope: float, horizon: int) -> list[float]:
+    """Exponential smoothing that begins with the first value, and goes on with a share of the slope of the line through
+    the values. The smoothed level is that of an earlier time: the line leads from there."""
+    level, time = values[0], 0.0
+    for step, value in enumerate(values):
+        level, time = level + rate * (value - level), time + rate * (step - time)
+    middle, rows = (len(values) - 1) / 2, range(len(values))
+    line = sum((row - middle) * value for row, value in zip(rows, values, strict=True))
+    line /= sum((row - middle) ** 2 for row in rows)
+    return [level + slope * line * (len(values) - 1 + step - time) for step in range(1, horizon + 1)]
+
+
+def classical_mean(values: list[float], power: int, pace: float, horizon: int) -> list[float]:
+    """Forecasts relative to the last value: of several, by the power of their errors at the last six origins."""
+    weights, forecasts = [], []
+    for rate in (0.2, 0.4, 0.6, 0.8, 1.0):
+        for slope in (0.0, 0.5, 1.0):
+            errors = []
+            for back in range(1, min(6, len(values) - 4) + 1):
+                past, later = values[:-back], values[-back:][:horizon]
+                errors += [abs(a - b) for a, b in zip(smoothing(past, rate, slope, len(later)), later, strict=True)]
+            weights.append((mean(errors) / pace + 0.02 if errors else 1.0) ** -power)
+            forecasts.append(smoothing(values, rate, slope, horizon))
+    return [sum(w * f[k] for w, f in zip(weights, forecasts, strict=True)) / sum(weights) - values[-1]
+            for k in range(horizon)]  # fmt: skip
+
+
 def by_formula(layer: PooledForecast, x: list[float]) -> list[float]:
     """The forecast of one series, of which these are the values in the window."""
     if not all(math.isfinite(value) for value in x):
         return [math.nan] * layer.horizon
     total, out = 0.0, [0.0] * layer.horizon
     for member, share in zip(layer.members, layer.shares.tolist(), strict=True):
-        lookback, season, log, smooth, _ = member.kind
+        lookback, season, log, smooth, _, power = member.kind
         if lookback > len(x):
             continue
         without, ahead = adjusted_of(x, layer.window, season, layer.horizon)
@@ -156,8 +186,11 @@ def by_formula(layer: PooledForecast, x: list[float]) -> list[float]:
         hidden = z if len(member.projections) else []
         features = [1.0, *changes, *(0.3 * pace * a for a in paced), pace, *(pace * a for a in hidden)]
         weight = member.weight.tolist()
+        base = classical_mean(v, power, pace, layer.horizon) if power else [0.0] * layer.horizon
         for k in range(layer.horizon):
-            forecast = v[-1] + clipped(sum(a * row[k] for a, row in zip(features, weight, strict=True)), -3, 3)
+            forecast = v[-1] + clipped(
+                base[k] + sum(a * row[k] for a, row in zip(features, weight, strict=True)), -3, 3
+            )
             forecast = level * (math.exp(forecast) if log else forecast)
             out[k] += share * forecast * ahead[k]
         total += share
@@ -214,18 +247,21 @@ def test_a_season_is_in_the_forecast() -> None:
     torch.testing.assert_close(out[0, 20:33].detach(), following[20:33], rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("name", ["even", "several seasons"])
+@pytest.mark.parametrize("name", ["even", "several seasons", "classical forecasts"])
 def test_regressors_give_the_forecasts(name: str) -> None:
     """What a fit reads of the layer: adjusted windows, the season ahead, features, last values and levels."""
     layer = build(name)
-    windows, steps = series(7, layer.window, 1)[..., 0], torch.tensor([23, 20, 16, 15, 14, 9, 8])
+    windows, steps = (
+        series(7, layer.window, 1)[..., 0],
+        torch.tensor([23, 20, 16, 15, 14, 9, 8]).clamp(max=layer.window),
+    )
     total, out = torch.zeros(7, 1, dtype=torch.float64), torch.zeros(7, 6, dtype=torch.float64)
     for member, share in zip(layer.members, layer.shares, strict=True):
-        lookback, season, log, _, _ = member.kind
+        lookback, season, log, *_ = member.kind
         without, ahead = layer.adjusted(windows, steps, season)
-        features, last, level = member.features(without[:, -lookback:], ahead)
+        features, last, level, base = member.features(without[:, -lookback:], ahead)
         assert features.shape == (7, member.weight.shape[0])
-        forecast = last + (features @ member.weight).clamp(-3, 3)
+        forecast = last + (base + features @ member.weight).clamp(-3, 3)
         forecast = level * (forecast.exp() if log else forecast)
         mask = (steps >= lookback)[:, None]
         out = out + torch.where(mask, share * forecast * ahead, 0.0)
@@ -233,7 +269,9 @@ def test_regressors_give_the_forecasts(name: str) -> None:
     torch.testing.assert_close(out / total, layer.read(windows, steps))
 
 
-@pytest.mark.parametrize("name", ["no season", "even", "odd", "window too short for the season", "several seasons"])
+@pytest.mark.parametrize(
+    "name", ["no season", "even", "odd", "window too short for the season", "several seasons", "classical forecasts"]
+)
 def test_whole_pieces_steps_a_stream_and_sessions_agree(name: str) -> None:
     layer = build(name)
     x = series(2, layer.window + 17)
@@ -512,7 +550,7 @@ def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     x = torch.randn(1, 40, 2)
     assert torch.equal(loaded(x)[0], model(x)[0])
     assert loaded[1].config == layer.config
-    assert layer.config["members"] == [[*member[:4], [7]] for member in every(4)]
+    assert layer.config["members"] == [[*member[:4], [7], 0] for member in every(4)]
     assert {".".join(name.split(".")[2:]) or name for name in layer.state_dict()} == {
         "weight", "projections.0", "biases.0", "mean", "scale", "shares"
     }  # fmt: skip
@@ -565,9 +603,16 @@ GOOD = Member(3, 2, False, True)
         ({"members": [(3, 2, True, True, (4, 0))]}, r"a hidden layer of members\[0\] must be .* at least 1, got 0"),
         ({"members": [(3, 2, True, True, 4)]}, r"the hidden layers of members\[0\] must be a list of sizes, got 4"),
         ({"seed": -1}, "seed must be an integer from 0 to"),
-        ({"members": []}, r"members must have at least one \(lookback, season, log, smooth, hidden\), got none"),
-        ({"members": [(3, 2)]}, r"\(lookback, season, log, smooth, hidden\) each, got members\[0\]=\(3, 2\)"),
-        ({"members": [3]}, r"\(lookback, season, log, smooth, hidden\) each, got members\[0\]=3"),
+        (
+            {"members": []},
+            r"members must have at least one \(lookback, season, log, smooth, hidden, adaptive\), got none",
+        ),
+        ({"members": [(3, 2)]}, r"\(lookback, season, log, smooth, hidden, adaptive\) each, got members\[0\]=\(3, 2\)"),
+        (
+            {"members": [(3, 2, True, False, [], -1)]},
+            r"adaptive of members\[0\] must be an integer of at least 0, got -1",
+        ),
+        ({"members": [3]}, r"\(lookback, season, log, smooth, hidden, adaptive\) each, got members\[0\]=3"),
         ({"members": [GOOD, (1, 0, True, True)]}, r"members\[1\] must have a lookback from 2 to .* 9, got 1"),
         ({"members": [(10, 0, True, True)]}, r"members\[0\] must have a lookback from 2 to .* 9, got 10"),
         ({"members": [("3", 0, True, True)]}, r"lookback of members\[0\] must be an integer of at least 1, got '3'"),

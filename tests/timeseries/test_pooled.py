@@ -18,9 +18,9 @@ from plmu.folded.pooled import Member
 from plmu.nn import PooledForecast
 from plmu.nn.pooled import PooledMember
 from plmu.timeseries import pooled, pooled_choice, pooled_windows
-from plmu.timeseries.pooled_choice import Tried, chosen
+from plmu.timeseries.pooled_choice import Tried
 from plmu.timeseries.pooled_members import LEAST, Candidates, Classical
-from plmu.timeseries.pooled_readouts import Sums, train
+from plmu.timeseries.pooled_readouts import Sums, fit_readout, fit_readouts, train
 from plmu.timeseries.pooled_windows import Error, Limits, Panel, Places, Windows
 
 EPS32 = torch.finfo(torch.float32).eps
@@ -112,19 +112,20 @@ def candidates(count: int, seed: int) -> tuple[list[Tried], Error, torch.Tensor]
     torch.manual_seed(seed)
     windows = 10
     future = torch.randn(windows, HORIZON, dtype=torch.float64)
-    member = PooledMember(Member(4, 0, False), HORIZON)
     tried = []
     for number in range(count):
+        member = PooledMember(Member(4, 0, number == 6, adaptive=2 * (number == 3)), HORIZON)
         available = (torch.rand(windows, 1) < (0.7 if number % 2 else 1.1)).double()
         forecasts = available * (future + (0.5 + 0.1 * number) * torch.randn_like(future))
-        tried.append(Tried(member, 0.1, forecasts, available))
+        tried.append(Tried(member, 0.1 * (number % 3 > 0), forecasts, available))
     return tried, Error(future, torch.rand(windows, 1, dtype=torch.float64) / windows), torch.zeros_like(future)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_members_are_added_while_they_lower_the_error(seed: int) -> None:
-    """Against loops over all candidates, with forecasts that are averaged afresh each time."""
-    tried, error, fallback = candidates(5, seed)
+@pytest.mark.parametrize("seed", range(6))
+def test_the_mean_has_all_candidates_near_the_best(seed: int) -> None:
+    """Against loops: twice the fitted ones, once the classical ones, if none of the two kinds is far behind; fewer
+    while the mean is worse than the best simple one."""
+    tried, error, fallback = candidates(9, seed)
 
     def error_of(counts: list[int]) -> float:
         total = 0.0
@@ -137,17 +138,45 @@ def test_members_are_added_while_they_lower_the_error(seed: int) -> None:
             total += float(error.scales[window] * (mean - error.future[window]).abs().mean())
         return total
 
-    counts, best = [0] * len(tried), error_of([0] * len(tried))
-    for _ in range(pooled_choice.PICKS):
-        options = [[count + (place == added) for place, count in enumerate(counts)] for added in range(len(tried))]
-        errors = [error_of(option) for option in options]
-        if not min(errors) < (1 - pooled_choice.GAIN) * best:
+    alone = [error_of([int(place == only) for place in range(9)]) for only in range(9)]
+    best_of = {classical: min(a for a, t in zip(alone, tried, strict=True) if t.classical == classical)
+               for classical in (False, True)}  # fmt: skip
+    simple = min(alone[place] for place, candidate in enumerate(tried) if candidate.simple)
+    expected = [int(alone[place] == min(alone)) for place in range(9)]
+    for most in (12, 6, 3):
+        counts = [0] * 9
+        for place, candidate in enumerate(tried):
+            same = sorted(alone[other] for other in range(9) if tried[other].classical == candidate.classical)
+            if best_of[candidate.classical] > 1.1 * min(alone):
+                continue
+            if candidate.classical:
+                counts[place] = int(same.index(alone[place]) < max(min(most, 4), most // 2))
+            elif alone[place] <= 1.2 * same[0]:
+                counts[place] = 2 * int(same.index(alone[place]) < most)
+        if error_of(counts) <= simple:
+            expected = counts
             break
-        best, counts = min(errors), options[errors.index(min(errors))]
-    result = chosen(tried, error, fallback)
-    assert result[0] == counts
-    assert result[1] == pytest.approx(best, rel=1e-12)
-    assert best <= min(error_of([int(place == only) for place in range(len(tried))]) for only in range(len(tried)))
+    result = pooled_choice.blended(tried, error, fallback)
+    assert result[0] == expected
+    assert result[1] == pytest.approx(error_of(expected), rel=1e-12)
+    assert result[1] <= simple * (1 + 1e-12)
+
+
+def test_twins_from_one_gram_matrix_are_fits_of_their_own() -> None:
+    """A member that starts from classical forecasts, and one that does not: without reweighting as fitted alone."""
+    series = panel(20, 60)
+    lengths = torch.tensor([len(values) for values in series])
+    candidates = Candidates.of(lengths, HORIZON, SEASON)
+    places = Places(torch.arange(20).repeat_interleave(8), torch.arange(30, 46, 2).repeat(20))
+    windows = Windows.of(Panel.of(series, lengths, SEASON), places, candidates, HORIZON)
+    for log in (False, True):
+        kind = Member(9, SEASON, log, True, (5,), adaptive=4)
+        both = fit_readouts(PooledMember(kind, HORIZON).requires_grad_(False), windows, (1e-2, 1e-1), rounds=0)
+        for weights, power in zip(both, (4, 0), strict=True):
+            member = PooledMember(kind._replace(adaptive=power), HORIZON).requires_grad_(False)
+            alone = fit_readout(member, windows, (1e-2, 1e-1), rounds=0)
+            torch.testing.assert_close(weights, alone, rtol=1e-3, atol=1e-4)
+        assert not torch.allclose(both[0], both[1], atol=1e-2)
 
 
 def test_windows_end_where_they_may() -> None:

@@ -16,6 +16,7 @@ from plmu.exports import program as ops
 from plmu.exports.builder import Builder, cast
 from plmu.exports.program import Value, Weight
 from plmu.folded import PooledForecast
+from plmu.folded.adaptive import FLOOR, Tables, options
 from plmu.folded.pooled import (
     CLIP,
     CLIP_LEVEL,
@@ -225,7 +226,26 @@ def _read(b: Builder, member: Member, readout: Readout, changes: Value, ahead: V
     )
     by_pace = b.product(torch.cat([SLOPE * of_paced, of_hidden], 1), *parts, bias=of_pace[:, 0])
     by_pace = b.add(ops.Multiply, by_pace.size, by_pace, _repeated(b, pace, by_pace.size))
-    return b.product(of_changes, changes, bias=constant[:, 0], add=by_pace)
+    change = b.product(of_changes, changes, bias=constant[:, 0], add=by_pace)
+    if readout.tables is None:
+        return change
+    return _plus(b, change, _adaptive(b, member.adaptive, readout.tables, changes, pace))
+
+
+def _adaptive(b: Builder, power: int, matrices: Tables, changes: Value, pace: Value) -> Value:
+    """The mean of classical forecasts (horizon,), weighted by their errors within the window."""
+    count = len(options())
+    pairs, horizon = matrices.errors.shape[1] // count, matrices.ahead.shape[1] // count
+    errors = b.add(ops.MatVec, count * pairs, Weight(cast(matrices.errors.mT), True), (changes,))
+    each = torch.eye(count).repeat_interleave(pairs, dim=1) / pairs
+    error = b.add(ops.MatVec, count, Weight(each, True), (_apply(b, errors, "abs"),))
+    paced = b.add(ops.Divide, count, error, _repeated(b, pace, count))
+    logs = _apply(b, _scaled(b, paced, 1, FLOOR), "log")
+    shares = b.add(ops.Apply, count, _scaled(b, logs, -power), "softmax", {"dim": -1})
+    ahead = b.add(ops.MatVec, count * horizon, Weight(cast(matrices.ahead.mT), True), (changes,))
+    weighted = _times(b, ahead, _repeated(b, shares, count * horizon))
+    together = torch.eye(horizon).repeat_interleave(count, dim=1)
+    return b.add(ops.MatVec, horizon, Weight(together, True), (weighted,))
 
 
 def _reached(b: Builder, count: Value, needed: Tensor) -> Value:

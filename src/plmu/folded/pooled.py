@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from plmu.folded.adaptive import Tables, adaptive, tables
 from plmu.folded.base import read_only, wide_dtype
 from plmu.folded.windowed import Windowed, count_after, number_of, position_after, pushed, window_state
 
@@ -41,6 +42,7 @@ class Member(NamedTuple):
     log: bool  # whether it is linear in logarithms
     smooth: bool = False  # whether the hidden layers see changes smoothed at several rates
     hidden: tuple[int, ...] = ()  # sizes of the hidden layers, if any
+    adaptive: int = 0  # power of the errors by which the classical forecasts are weighted that it starts from; 0: none
 
     @property
     def width(self) -> int:
@@ -68,15 +70,17 @@ class Readout(NamedTuple):
     hidden: Sequence[tuple[Tensor, Tensor]]  # of each hidden layer its weight (inputs, outputs) and bias (outputs,)
     weight: Tensor  # (features, horizon)
     bank: Tensor | None = None  # `bank(lookback)` if `smooth`
+    tables: Tables | None = None  # `tables(lookback, horizon)` if `adaptive`
 
 
 class Features(NamedTuple):
-    """The input of a readout. The forecast is last + features · weight, where this product is kept within
-    ±`LARGEST_CHANGE`; then exp if `log`; times the level."""
+    """The input of a readout. The forecast is last + base + features · weight, where what is added to last is kept
+    within ±`LARGEST_CHANGE`; then exp if `log`; times the level."""
 
     features: Tensor  # (..., features)
     last: Tensor  # (..., 1), relative to the level; its logarithm if `log`
     level: Tensor  # (..., 1), the mean absolute value
+    base: Tensor | float = 0.0  # (..., horizon), the `adaptive` mean of classical forecasts, if the member has it
 
 
 class Adjusted(NamedTuple):
@@ -239,7 +243,8 @@ def features(member: Member, readout: Readout, values: Tensor, ahead: Tensor) ->
         for weight, bias in readout.hidden:
             values = torch.relu(values @ weight + bias)
         parts.append(pace * values)
-    return Features(torch.cat(parts, dim=-1), window.last, window.level)
+    base = 0.0 if readout.tables is None else adaptive(member.adaptive, readout.tables, changes, pace)
+    return Features(torch.cat(parts, dim=-1), window.last, window.level, base)
 
 
 def read_out(member: Member, readout: Readout, values: Tensor, ahead: Tensor) -> Tensor:
@@ -250,7 +255,7 @@ def read_out(member: Member, readout: Readout, values: Tensor, ahead: Tensor) ->
 
 def forecast_of(member: Member, window: Features, changes: Tensor, values: Tensor, ahead: Tensor) -> Tensor:
     """Forecasts (..., horizon) from `changes`, the product of features and weight; other arguments as of `features`."""
-    changes = changes.clamp(-LARGEST_CHANGE, LARGEST_CHANGE)
+    changes = (changes + window.base).clamp(-LARGEST_CHANGE, LARGEST_CHANGE)
     last = values[..., -1:]
     lowest = LOWEST * window.level
     out = torch.maximum(last, lowest) * changes.exp() if member.log else last + window.level * changes
@@ -313,7 +318,9 @@ class PooledForecast(Windowed):
         weights = arrays["weight"].split([member.features for member in self.members])
         for member, weight in zip(self.members, weights, strict=True):
             hidden = [(next(numbers).view(layer), next(numbers)) for layer in member.layers(self.horizon)]
-            yield member, Readout(hidden, weight, arrays[_bank_of(member)] if member.smooth else None)
+            smoothing = arrays[_bank_of(member)] if member.smooth else None
+            matrices = Tables(*(arrays[name] for name in _tables_of(member))) if member.adaptive else None
+            yield member, Readout(hidden, weight, smoothing, matrices)
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         window, position = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
@@ -329,9 +336,19 @@ class PooledForecast(Windowed):
     def _made(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         place = arrays["shares"].dtype, arrays["shares"].device
         smooth = [member for member in self.members if member.smooth]
-        return {**arrays, **{_bank_of(member): read_only(bank(member.lookback), *place) for member in smooth}}
+        made = {_bank_of(member): read_only(bank(member.lookback), *place) for member in smooth}
+        for member in self.members:
+            if member.adaptive:
+                matrices = tables(member.lookback, self.horizon)
+                made |= {name: read_only(m, *place) for name, m in zip(_tables_of(member), matrices, strict=True)}
+        return {**arrays, **made}
 
 
 def _bank_of(member: Member) -> str:
     """The name of the `bank` of a member among the cast arrays."""
     return f"bank of {member.lookback}"
+
+
+def _tables_of(member: Member) -> tuple[str, str]:
+    """The names of the `tables` of a member among the cast arrays."""
+    return f"errors of {member.lookback}", f"ahead of {member.lookback}"

@@ -175,7 +175,7 @@ def _cost(description: Description, where: str, depth: int) -> float:
             raise FileFormatError(f"{where} ({name}) has {key}={value!r}, which must be {meaning}")
     inside = REGISTERED[name].modules if name in REGISTERED else 0
     cost: float = _LAYER if inside is None else _MODULE * (1 + inside + max(config.get("highways", 0), 0))
-    cost += sum(_MODULE * (1 + len(hidden)) for *_, hidden in config.get("members", ()))
+    cost += sum(_MODULE * (1 + len(hidden)) for *_, hidden, _ in config.get("members", ()))
     for order, theta in ((config.get("order"), config.get("theta")), (config.get("lag_order"), config.get("lags"))):
         if order is None or order < 1:  # a given system, or an order that the constructor refuses
             continue
@@ -217,7 +217,7 @@ def _list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
 
 def _is_member(value: object) -> bool:
     """Whether it is a member of a `PooledForecast`."""
-    if not isinstance(value, list) or list(map(type, value)) != [int, int, bool, bool, list]:
+    if not isinstance(value, list) or list(map(type, value)) != [int, int, bool, bool, list, int]:
         return False
     return all(map(_is_integer, value[4]))
 
@@ -231,7 +231,7 @@ _PARTS: dict[str, _Meaning] = {
     "Activation": ("a name or null", lambda value: value is None or isinstance(value, str)),
     "Sequence[int]": ("a list of integers", _list_of(_is_integer)),
     "Sequence[float]": ("a list of numbers", _list_of(_is_number)),
-    "Sequence[Member]": ("a list of [lookback, season, log, smooth, hidden]", _list_of(_is_member)),
+    "Sequence[Member]": ("a list of [lookback, season, log, smooth, hidden, adaptive]", _list_of(_is_member)),
     "LinearSystem": (
         "the name of a system",
         lambda value: isinstance(value, dict) and str(value.get("system")).startswith(SYSTEMS),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from plmu import folded
 from plmu.core.modes import autocasts
 from plmu.folded import Folded
+from plmu.folded.adaptive import Tables, tables
 from plmu.folded.base import wide_dtype
 from plmu.folded.pooled import (
     Adjusted,
@@ -57,10 +58,11 @@ class PooledForecast(WindowedForecast):
         channels: features of x; each is forecast from itself.
         horizon: number of steps ahead.
         window: number of steps that the forecast depends on.
-        members: (lookback, season, log, smooth, hidden) of each: the number of steps that it depends on, at least 2;
-            the period of the season that is divided out before, 0 for none; whether it is linear in logarithms of the
-            values; whether its hidden layers see smoothings at several rates, in place of each change; and the sizes
-            of its hidden layers. The last two may be left out.
+        members: (lookback, season, log, smooth, hidden, adaptive) of each: the number of steps that it depends on, at
+            least 2; the period of the season that is divided out before, 0 for none; whether it is linear in logarithms
+            of the values; whether its hidden layers see smoothings at several rates, in place of each change; the sizes
+            of its hidden layers; and the power of the errors within the window by which classical forecasts are
+            averaged that it starts from, 0 for none. The last three may be left out.
         season: the seasonal period of the forecast before any member is long enough; 0 for none. A window of fewer than
             two seasons and a half, or so, has none; so it is with the members.
         seed: of the hidden layers.
@@ -191,7 +193,7 @@ class PooledMember(nn.Module):
     """A member of `PooledForecast`: its hidden layers, and its readout `weight` (features, horizon).
 
     Attributes:
-        kind: (lookback, season, log, smooth, hidden).
+        kind: (lookback, season, log, smooth, hidden, adaptive).
         weight: (features, horizon).
         projections: of each hidden layer its weight (inputs, outputs), drawn from the seed.
         biases: of each hidden layer (outputs,), drawn from the seed for the first one, else zero.
@@ -266,12 +268,17 @@ class PooledMember(nn.Module):
             projection = hidden[0][0] / self.scale.to(dtype)[:, None]
             hidden[0] = (projection, hidden[0][1] - self.mean.to(dtype) @ projection)
         smoothing = bank(self.kind.lookback, self.weight.device).to(dtype) if self.kind.smooth else None
-        return Readout(hidden, self.weight.to(dtype), smoothing)
+        matrices = None
+        if self.kind.adaptive:
+            horizon = self.weight.shape[1]
+            matrices = Tables(*(m.to(dtype) for m in tables(self.kind.lookback, horizon, self.weight.device)))
+        return Readout(hidden, self.weight.to(dtype), smoothing, matrices)
 
     def extra_repr(self) -> str:
-        lookback, season, log, smooth, hidden = self.kind
+        lookback, season, log, smooth, hidden, power = self.kind
         period = f", season={season}" if season else ""
         layers = f", hidden={hidden}" if hidden else ""
+        layers += f", adaptive={power}" if power else ""
         return f"lookback={lookback}" + period + ", log=True" * log + ", smooth=True" * smooth + layers
 
 
@@ -284,14 +291,15 @@ def _checked(members: Sequence[Any], window: int) -> list[Member]:
     """The members, checked."""
     kinds = []
     for number, member in enumerate(members):
-        if not isinstance(member, Sequence) or not 3 <= len(member) <= 5:
+        if not isinstance(member, Sequence) or not 3 <= len(member) <= 6:
             raise ValueError(
-                f"members must be (lookback, season, log, smooth, hidden) each, got members[{number}]={member!r}"
+                "members must be (lookback, season, log, smooth, hidden, adaptive) each, got"
+                f" members[{number}]={member!r}"
             )
         lookback = positive(member[0], f"the lookback of members[{number}]")
         if not 2 <= lookback <= window:
             raise ValueError(f"members[{number}] must have a lookback from 2 to the window of {window}, got {lookback}")
-        season = _period(member[1], f"the season of members[{number}]")
+        season = _from_zero(member[1], f"the season of members[{number}]")
         for value, name in zip(member[2:4], ("log", "smooth"), strict=False):
             if not isinstance(value, bool):
                 raise ValueError(f"{name} of members[{number}] must be True or False, got {value!r}")
@@ -299,13 +307,14 @@ def _checked(members: Sequence[Any], window: int) -> list[Member]:
         if not isinstance(sizes, Sequence) or isinstance(sizes, str):
             raise ValueError(f"the hidden layers of members[{number}] must be a list of sizes, got {sizes!r}")
         hidden = [positive(size, f"a hidden layer of members[{number}]") for size in sizes]
-        kinds.append(Member(lookback, season, *member[2:4])._replace(hidden=tuple(hidden)))
+        power = _from_zero(member[5], f"adaptive of members[{number}]") if len(member) > 5 else 0
+        kinds.append(Member(lookback, season, *member[2:4])._replace(hidden=tuple(hidden), adaptive=power))
     if not kinds:
-        raise ValueError("members must have at least one (lookback, season, log, smooth, hidden), got none")
+        raise ValueError("members must have at least one (lookback, season, log, smooth, hidden, adaptive), got none")
     return kinds
 
 
-def _period(value: Any, name: str) -> int:
+def _from_zero(value: Any, name: str) -> int:
     """The value as an int; raises, naming the option, unless it is an integer of at least 0."""
     try:
         period = operator.index(value)

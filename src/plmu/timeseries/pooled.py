@@ -7,18 +7,16 @@ many rows, members with trained hidden layers are candidates, too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from plmu.folded.pooled import Member
 from plmu.nn.pooled import PooledForecast, PooledMember
-from plmu.timeseries.pooled_choice import Tried, available, blended, chosen, forecasts_of, mean_of, smallest
+from plmu.timeseries.pooled_choice import Tried, available, blended, forecasts_of, smallest
 from plmu.timeseries.pooled_members import Candidates, Classical
-from plmu.timeseries.pooled_readouts import fit_readout, train
+from plmu.timeseries.pooled_readouts import fit_readout, fit_readouts, train
 from plmu.timeseries.pooled_windows import (
     Error,
     Limits,
@@ -34,7 +32,7 @@ from plmu.training.processes import ALONE, Processes
 RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
 _EACH = 128  # windows for each random feature
-TRIED, FITTED = Limits(12, 12_000, 60_000), Limits(24, 40_000, 250_000)  # for all candidates; for those that are chosen
+TRIED, FITTED = Limits(12, 12_000, 40_000), Limits(24, 40_000, 250_000)  # for all candidates; for those that are chosen
 TRAINED_ROWS = 250_000  # rows of all series, from which hidden layers are trained
 HIDDEN = ((0, (128, 128)), (100_000, (256, 256)))  # sizes of trained hidden layers, by the least number of windows
 
@@ -83,12 +81,11 @@ def fit(
     windows = fitting_windows(past, candidates, horizon, TRIED, processes)
     tried = _closed_forms(candidates.fitted, windows, checked, error)
     train_hidden = bool(past.lengths.sum() >= TRAINED_ROWS)
-    if windows.total > TRIED.most // 2 or train_hidden:
-        windows = fitting_windows(past, candidates, horizon, FITTED, processes)
-        tried = _closed_forms(_promising(tried, error, fallback), windows, checked, error)
     if train_hidden:
+        windows = fitting_windows(past, candidates, horizon, FITTED, processes)
         tried += [_trained(kind, windows, candidates, checked) for kind in candidates.trained]
     tried += _classical(candidates.classical, checked)
+    tried += [_as_it_is(_member(kind, horizon), checked) for kind in candidates.adaptive]
     counts, best = blended(tried, error, fallback)
     picked = [(candidate, count) for candidate, count in zip(tried, counts, strict=True) if count]
 
@@ -104,37 +101,32 @@ def fit(
     )
 
 
-def _promising(tried: Sequence[Tried], error: Error, fallback: Tensor) -> list[Member]:
-    """Of many candidates those to fit to more windows: those that `chosen` takes, and the best of each look-back."""
-    counts, _ = chosen(tried, error, fallback)
-    picked = {candidate.kind for candidate, count in zip(tried, counts, strict=True) if count}
-    best: dict[int, tuple[float, Member]] = {}
-    for candidate in tried:
-        alone = error(mean_of([candidate], [1], fallback))
-        best[candidate.kind.lookback] = min(best.get(candidate.kind.lookback, (math.inf, candidate.kind)),
-                                            (alone, candidate.kind))  # fmt: skip
-    picked |= {kind for _, kind in best.values()}
-    return [kind for kind in dict.fromkeys(candidate.kind for candidate in tried) if kind in picked]
-
-
 def _closed_forms(kinds: Sequence[Member], windows: Windows, checked: Windows, error: Error) -> list[Tried]:
     """Members with random features, each fitted with the penalty that has the smallest error on the validation windows
-    that it forecasts."""
+    that it forecasts; those that start from classical forecasts without these, too."""
     tried = []
     for seed, kind in enumerate(kinds):
         member = _with_random_features(kind, windows, seed)
-        weights = fit_readout(member, windows, ALPHAS, rounds=1)
-        forecasts, there = forecasts_of(member, weights, checked), available(member, checked)
-        errors = [error(torch.where(there > 0, forecast, error.future)) for forecast in forecasts]
-        place = smallest(errors)
-        member.weight.copy_(weights[place])
-        tried.append(Tried(member, ALPHAS[place], forecasts[place], there))
+        members, weights = [member], fit_readouts(member, windows, ALPHAS, rounds=1)
+        if kind.adaptive:
+            members.append(_with_random_features(kind._replace(adaptive=0), windows, seed))
+            members[1].load_state_dict(member.state_dict())
+        for layer, options in zip(members, weights, strict=True):
+            forecasts, there = forecasts_of(layer, options, checked), available(layer, checked)
+            errors = [error(torch.where(there > 0, forecast, error.future)) for forecast in forecasts]
+            place = smallest(errors)
+            layer.weight.copy_(options[place])
+            tried.append(Tried(layer, ALPHAS[place], forecasts[place], there))
     return tried
 
 
 def _trained(kind: Member, windows: Windows, candidates: Candidates, checked: Windows) -> Tried:
     """A member with trained hidden layers."""
-    member = _train(kind, windows, candidates)
+    return _as_it_is(_train(kind, windows, candidates), checked)
+
+
+def _as_it_is(member: PooledMember, checked: Windows) -> Tried:
+    """A member whose weights are known."""
     return Tried(member, 0.0, forecasts_of(member, member.weight[None], checked)[0], available(member, checked))
 
 

@@ -13,9 +13,10 @@ from plmu.folded.pooled import Member, forecast_of
 from plmu.nn.pooled import PooledMember
 from plmu.timeseries.pooled_windows import BLOCK, Error, Windows
 
-BEST, ROOM = 6, 0.01  # fitted candidates that are in the mean in any case, if that raises the error by so much at most
+NEAR, MOST = 1.2, 12  # fitted candidates in the mean: errors of at most so many times the smallest, and how many
+CLASSICAL = 4  # classical candidates in the mean, or half as many as there are fitted ones
 ROUNDING = 1e-5  # share by which errors differ that are taken as equal
-PICKS, GAIN = 8, 5e-4  # members in the mean, some more than once; and the share by which each must lower the error
+CLOSE = 1.1  # of the best fitted and the best classical candidate: where one has a larger error, its kind is left out
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Tried:
         """Whether its readout is known without any data."""
         return not (self.alpha or self.trained)
 
+    @property
+    def simple(self) -> bool:
+        """Whether it is classical, without logarithms and with the same weights for each window."""
+        return self.classical and not (self.kind.log or self.kind.adaptive)
+
 
 def forecasts_of(member: PooledMember, weights: Tensor, windows: Windows) -> Tensor:
     """Forecasts (options, windows, horizon) of a member with each of the readouts (options, features, horizon); 0 where
@@ -62,10 +68,12 @@ def available(member: PooledMember, windows: Windows) -> Tensor:
     return (windows.steps >= member.kind.lookback)[:, None].float()
 
 
-def chosen(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list[int], float]:
-    """How often each candidate is in the mean that has the smallest error, and that error. Candidates are added one by
-    one while they lower it. Without validation windows the mean is that of the classical ones without logarithms, and
-    the error NaN.
+def blended(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list[int], float]:
+    """How often each candidate is in the mean, and the error of the mean.
+
+    All fitted candidates near the best are in it twice, and the best classical ones once: a mean of many depends less
+    on the validation windows than those with the smallest error there. It has fewer while it is worse than the best
+    simple candidate. Without validation windows it is that of the simple ones, and the error NaN.
 
     Args:
         tried: the candidates.
@@ -73,24 +81,25 @@ def chosen(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list
         fallback: the forecast where no candidate is available, (windows, horizon).
     """
     if not error.is_known:
-        return [int(candidate.classical and not candidate.kind.log) for candidate in tried], math.nan
-    counts = [0] * len(tried)
-    total, number = torch.zeros_like(fallback), torch.zeros(len(fallback), 1, dtype=fallback.dtype)
-    best = error(fallback)
-    for _ in range(PICKS):
-        errors = []
-        for candidate in tried:
-            there = number + candidate.available
-            mean = (total + candidate.forecasts) / there.clamp(min=1)
-            errors.append(error(torch.where(there > 0, mean, fallback)))
-        place = smallest(errors)
-        if not errors[place] < (1 - GAIN) * best:
-            break
-        best = errors[place]
-        counts[place] += 1
-        total += tried[place].forecasts
-        number += tried[place].available
-    return counts, best
+        return [int(candidate.simple) for candidate in tried], math.nan
+    errors = [error(mean_of([candidate], [1], fallback)) for candidate in tried]
+    order = sorted(range(len(tried)), key=lambda place: float(f"{errors[place]:.5g}"))
+    fitted = [place for place in order if not tried[place].classical]
+    classical = [place for place in order if tried[place].classical]
+    fitted = [place for place in fitted if errors[place] <= NEAR * errors[fitted[0]]]
+    if fitted and classical:
+        limit = CLOSE * errors[order[0]]
+        fitted, classical = (places if errors[places[0]] <= limit else [] for places in (fitted, classical))
+    simple = [place for place in order if tried[place].simple]
+    worst = errors[simple[0]] if simple else math.inf
+    most = MOST
+    while most > 1:
+        picked = dict.fromkeys(fitted[:most], 2) | dict.fromkeys(classical[: max(min(most, CLASSICAL), most // 2)], 1)
+        counts = [picked.get(place, 0) for place in range(len(tried))]
+        if (best := error(mean_of(tried, counts, fallback))) <= worst:
+            return counts, best
+        most //= 2
+    return [int(place == order[0]) for place in range(len(tried))], errors[order[0]]
 
 
 def smallest(errors: Sequence[float]) -> int:
@@ -98,21 +107,6 @@ def smallest(errors: Sequence[float]) -> int:
     sums are rounded otherwise on other machines and in several processes."""
     least = min(errors)
     return next((place for place, error in enumerate(errors) if error <= (1 + ROUNDING) * least), 0)
-
-
-def blended(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list[int], float]:
-    """The counts of `chosen`, doubled, and one more for each of the best fitted candidates, where that hardly raises
-    the error: such a mean depends less on the validation windows."""
-    counts, best = chosen(tried, error, fallback)
-    fitted = [place for place, candidate in enumerate(tried) if not candidate.classical]
-    if not error.is_known:
-        return counts, best
-    errors = {place: error(mean_of([tried[place]], [1], fallback)) for place in fitted}
-    blend = [2 * count for count in counts]
-    for place in sorted(fitted, key=lambda place: float(f"{errors[place]:.5g}"))[:BEST]:
-        blend[place] += 1
-    other = error(mean_of(tried, blend, fallback))
-    return (blend, other) if other <= (1 + ROOM) * best else (counts, best)
 
 
 def mean_of(tried: Sequence[Tried], counts: Sequence[int], fallback: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from plmu.folded.adaptive import RATES, SLOPES, classical
 from plmu.folded.pooled import Member
 
 _LONG = 0.75  # share of series that may be shorter than the longest look-back
@@ -18,8 +19,8 @@ _SEASONS = (1.5, 3.0, 6.0)  # look-backs in seasons
 _CYCLES = (4, 12)  # seasons that a window has, at least and at most
 _STEPS = 240  # of a window with a season, if that many seasons hold them
 _WEEK, _DAYS = 7, range(20, 145)  # a season of so many steps may be a day, and have weeks
-RATES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of classical exponential smoothing
-_SLOPES = (0.0, 0.5, 1.0)  # share of the linear trend that is continued: 0.5 is the method Theta
+ADAPTIVE = 8  # the shortest look-back from which readouts start from a mean of classical forecasts, too
+POWER, POWERS = 4, (3, 8)  # of the errors by which this mean is weighted; and of classical members
 STEPS = 24  # steps of a classical member, at most, or two seasons
 
 
@@ -33,15 +34,8 @@ class Classical(NamedTuple):
     def weight(self, horizon: int) -> Tensor:
         """The weights (features, horizon), of changes from the last value."""
         size = self.kind.lookback
-        age = torch.arange(size - 1, -1, -1, dtype=torch.float64)
-        smoothing = self.rate * (1 - self.rate) ** age
-        smoothing[0] += (1 - self.rate) ** size  # begins with the first value
-        centred = (size - 1) / 2 - age
-        trend = centred / centred.square().sum()
-        late = (smoothing * age).sum()  # steps by which the smoothed level is late
-        ahead = torch.arange(1, horizon + 1) + late
         weight = torch.zeros(self.kind.features, horizon, dtype=torch.float64)
-        weight[1:size] = (smoothing[:, None] + self.slope * trend[:, None] * ahead)[:-1]
+        weight[1:size] = classical(size, self.rate, self.slope, horizon)
         return weight.float()
 
 
@@ -49,15 +43,16 @@ class Candidates(NamedTuple):
     """What is tried for series."""
 
     seasons: tuple[int, ...]
-    fitted: list[Member]  # whose readouts are fitted
+    fitted: list[Member]  # whose readouts are fitted; those that start from classical forecasts without these, too
     trained: list[Member]  # whose hidden layers are trained, too, where there are enough rows
     classical: list[Classical]
+    adaptive: list[Member]  # classical forecasts that are weighted by their errors in each window
     window: int
 
     @property
     def longest(self) -> int:
         """The longest look-back."""
-        return max(kind.lookback for kind in (*self.fitted, *(member.kind for member in self.classical)))
+        return max(kind.lookback for kind in (*self.fitted, *self.adaptive))
 
     @classmethod
     def of(cls, lengths: Tensor, horizon: int, season: int) -> Candidates:
@@ -76,11 +71,13 @@ class Candidates(NamedTuple):
             seasons.append(_WEEK * season)
         sizes = _lookbacks(horizon, seasons, longest)
         fitted, classical = _fitted(sizes, seasons), _classical(seasons, longest)
+        kinds = dict.fromkeys(member.kind for member in classical)
+        adaptive = [kind._replace(adaptive=power) for kind in kinds for power in POWERS]
         trained = [Member(size, *kind) for size in sizes for kind in _trained(seasons)]
-        largest = max(kind.lookback for kind in (*fitted, *(member.kind for member in classical)))
+        largest = max(kind.lookback for kind in (*fitted, *adaptive))
         windows = [steps * min(max(_STEPS // steps, _CYCLES[0]), _CYCLES[1]) for steps in seasons]
         window = max(largest, min(max(windows, default=0), int(lengths.max())))
-        return cls(tuple(seasons), fitted, trained, classical, window)
+        return cls(tuple(seasons), fitted, trained, classical, adaptive, window)
 
 
 def _lookbacks(horizon: int, seasons: Sequence[int], longest: int) -> list[int]:
@@ -102,7 +99,7 @@ def _fitted(sizes: Sequence[int], seasons: Sequence[int]) -> list[Member]:
         members += [Member(size, 0, True, True), Member(size, 0, False, True)]
         if not seasons:
             members.append(Member(size, 0, True, False))
-    return members
+    return [kind._replace(adaptive=POWER) if kind.lookback >= ADAPTIVE else kind for kind in members]
 
 
 def _trained(seasons: Sequence[int]) -> list[tuple[int, bool]]:
@@ -117,5 +114,5 @@ def _classical(seasons: Sequence[int], longest: int) -> list[Classical]:
         for lookback in sorted({size, max(LEAST, size // 3)}):
             for log in (False, True):
                 kind = Member(lookback, season, log, False)
-                members += [Classical(kind, rate, slope) for rate in RATES for slope in _SLOPES]
+                members += [Classical(kind, rate, slope) for rate in RATES for slope in SLOPES]
     return members

@@ -12,11 +12,11 @@ from plmu.nn.pooled import PooledMember
 from plmu.timeseries.pooled_windows import BLOCK, SMALLEST_UNIT, Error, Windows
 from plmu.training.processes import Processes
 
-ROUNDS = 3  # of reweighting towards the absolute error
+ROUNDS = 2  # of reweighting towards the absolute error
 _SOFT, _SCALED = 0.3, 0.05  # windows weigh (1 + _SCALED / unit) / (error + _SOFT · unit)
-EPOCHS, EXAMPLES = 12, 1_500_000  # of training: passes over the windows, but at most so many windows in all
+EPOCHS, EXAMPLES = 12, 1_000_000  # of training: passes over the windows, but at most so many windows in all
 BATCH, LEAST_STEPS = 512, 300  # windows of a step, fewer where that makes too few steps
-RATE = 3e-3  # the highest learning rate
+RATE = 6e-3  # the highest learning rate
 DECAY = 0.01  # weight decay
 
 
@@ -55,34 +55,51 @@ def fit_readout(member: PooledMember, windows: Windows, alphas: Sequence[float],
     """Weights (alphas, features, horizon) of a member, by ridge regression on the windows that are long enough; 0
     without such windows. Reweighting brings the squared error near the absolute one, in units of the series and of the
     level. The inputs of the hidden layers are standardised before."""
+    return _fit(member, windows, alphas, rounds, (1.0,))[0]
+
+
+def fit_readouts(member: PooledMember, windows: Windows, alphas: Sequence[float], rounds: int) -> Tensor:
+    """`fit_readout` of a member, (1, ...); if it starts from classical forecasts also without these, (2, ...), from the
+    same Gram matrix."""
+    return _fit(member, windows, alphas, rounds, (1.0, 0.0) if member.kind.adaptive else (1.0,))
+
+
+def _fit(
+    member: PooledMember, windows: Windows, alphas: Sequence[float], rounds: int, bases: Sequence[float]
+) -> Tensor:
+    """Weights (bases, alphas, features, horizon), for targets relative to each of these multiples of the base."""
     kind, rows = member.kind, windows.rows_for(member.kind)
-    solved = torch.zeros(len(alphas), *member.weight.shape)
-    if not sum(windows.processes.gathered(len(rows))):
-        return solved
-    if kind.hidden:
+    features, horizon = member.weight.shape
+    solved = torch.zeros(len(alphas), features, len(bases) * horizon)
+    some = sum(windows.processes.gathered(len(rows))) > 0
+    if some and kind.hidden:
         member.standardize(*windows.sample(kind, rows))
-    for number in range(1 + rounds):
-        sums = Sums(*member.weight.shape)
+    for number in range(1 + rounds if some else 0):
+        sums = Sums(features, len(bases) * horizon)
         for block in rows.split(BLOCK):
-            x, y, unit = _regression(member, windows, block)
-            error = (y - x @ solved[0]).abs().mean(1, keepdim=True) if number else (1 - _SOFT) * unit
-            sums.add(x, y, windows.share[block] * (1 + _SCALED / unit) / (error + _SOFT * unit))
+            x, y, unit = _regression(member, windows, block, bases)
+            wrong = (y - x @ solved[0])[:, :horizon].abs().mean(1, keepdim=True) if number else (1 - _SOFT) * unit
+            sums.add(x, y, windows.share[block] * (1 + _SCALED / unit) / (wrong + _SOFT * unit))
         sums.total(windows.processes)
         solved = sums.solve(alphas if number == rounds else alphas[len(alphas) // 2 :][:1])
-    return solved
+    weights: Tensor = solved.unflatten(2, (len(bases), horizon)).movedim(2, 0)
+    return weights
 
 
-def _regression(member: PooledMember, windows: Windows, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Features (rows, features), targets (rows, horizon), and the unit of the series (rows, 1), in levels."""
+def _regression(
+    member: PooledMember, windows: Windows, rows: Tensor, bases: Sequence[float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features (rows, features), targets (rows, bases · horizon), and the unit of the series (rows, 1), in levels."""
     kind = member.kind
     values, ahead = windows.values(kind, rows)
     with torch.no_grad():
         window = member.features(values, ahead)
     level = window.level.clamp(min=1e-30)
     future = windows.future[rows] / (ahead if kind.season > 1 else 1.0) / level
-    target = (future.clamp(min=LOWEST).log() if kind.log else future) - window.last
+    change = (future.clamp(min=LOWEST).log() if kind.log else future) - window.last
+    targets = torch.cat([change - base * window.base for base in bases], dim=1)
     unit = (windows.unit[rows] / level).clamp(SMALLEST_UNIT, 1)
-    return window.features, target.clamp(-LARGEST_CHANGE, LARGEST_CHANGE), unit
+    return window.features, targets.clamp(-LARGEST_CHANGE, LARGEST_CHANGE), unit
 
 
 def train(member: PooledMember, windows: Windows, fallback: Tensor, seed: int = 0) -> None:

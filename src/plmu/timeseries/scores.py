@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from plmu.errors import DataError
+from plmu.folded.adaptive import RATES
 from plmu.folded.pooled import Member
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
 from plmu.nn.pooled import PooledForecast
 from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.runs.intervals import Scaling
-from plmu.timeseries.pooled_members import RATES, STEPS, Classical
+from plmu.timeseries.pooled_members import STEPS, Classical
 from plmu.timeseries.pooled_windows import read
 from plmu.timeseries.ridge import ALPHAS, Ridge, Standard, Sums, best_ridge
 from plmu.timeseries.series import Piece
