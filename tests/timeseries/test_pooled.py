@@ -282,6 +282,18 @@ def test_scaled_series_have_scaled_forecasts(factor: float) -> None:
     np.testing.assert_allclose(result, expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("level", [1e6, 1e9])
+def test_small_changes_far_from_zero_are_forecast(level: float) -> None:
+    """A trend and noise, as near zero: float32 at 1e9 has no digits of them."""
+    k, noise = np.arange(160), np.random.default_rng(0).standard_normal((2, 160))
+    series = [size * (0.5 * k + noise[place]) for place, size in enumerate((1.0, 3.0))]
+    forecaster = plmu.Forecaster(HORIZON, season=0, pooled=True).fit([level + values for values in series])
+    assert forecaster.model.shares.dtype == (torch.float32 if level < 1e5 else torch.float64)
+    for size, forecast in zip((1.0, 3.0), forecaster.predict(), strict=True):
+        expected = level + size * 0.5 * np.arange(160, 160 + HORIZON)
+        assert np.abs(forecast - expected).max() < 3 * size  # the last value errs by half the horizon and its noise
+
+
 def test_a_fitted_panel_streams_and_exports_its_forecasts(tmp_path: Path) -> None:
     series = panel()
     forecaster = plmu.Forecaster(HORIZON, season=SEASON, pooled=True).fit(series)

@@ -42,7 +42,7 @@ class Classical(NamedTuple):
         ahead = torch.arange(1, horizon + 1) + late
         weight = torch.zeros(self.kind.features, horizon, dtype=torch.float64)
         weight[1:size] = (smoothing[:, None] + self.slope * trend[:, None] * ahead)[:-1]
-        return weight.float()
+        return weight
 
 
 class Candidates(NamedTuple):

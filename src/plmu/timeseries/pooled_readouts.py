@@ -38,11 +38,11 @@ class Sums:
         """Weights (alphas, features, targets) of ridge regressions, for features of unit power."""
         total = self.weight.clamp(min=1e-30)
         gram, cross = self.gram / total, self.cross / total
-        scale = gram.diagonal().clamp(min=1e-12).sqrt()
+        scale = gram.diagonal().clamp(min=1e-24).sqrt()
         scaled, target = gram / scale / scale[:, None], cross / scale[:, None]
         eye = torch.eye(len(scale), dtype=torch.float64)
         solved = [torch.linalg.solve(scaled + alpha * eye, target) / scale[:, None] for alpha in alphas]
-        return torch.stack(solved).float()
+        return torch.stack(solved)
 
 
 def fit_readout(member: PooledMember, windows: Windows, alphas: Sequence[float], rounds: int = ROUNDS) -> Tensor:
@@ -50,7 +50,7 @@ def fit_readout(member: PooledMember, windows: Windows, alphas: Sequence[float],
     without such windows. Reweighting brings the squared error near the absolute one, in units of the series and of the
     level. The inputs of the hidden layers are standardised before."""
     kind, rows = member.kind, windows.rows_for(member.kind)
-    solved = torch.zeros(len(alphas), *member.weight.shape)
+    solved = torch.zeros(len(alphas), *member.weight.shape, dtype=member.weight.dtype)
     if not len(rows):
         return solved
     if kind.hidden:
@@ -61,7 +61,7 @@ def fit_readout(member: PooledMember, windows: Windows, alphas: Sequence[float],
             x, y, unit = _regression(member, windows, block)
             error = (y - x @ solved[0]).abs().mean(1, keepdim=True) if number else (1 - _SOFT) * unit
             sums.add(x, y, windows.share[block] * (1 + _SCALED / unit) / (error + _SOFT * unit))
-        solved = sums.solve(alphas if number == rounds else alphas[len(alphas) // 2 :][:1])
+        solved = sums.solve(alphas if number == rounds else alphas[len(alphas) // 2 :][:1]).to(solved.dtype)
     return solved
 
 
