@@ -234,10 +234,13 @@ def _check_single(table: Table, chosen: set[str]) -> None:
     """Raise DataError if a table without times seems to have several series, one below the other."""
     for name in table.names:
         is_id = table.kind(name) == "text" or name.strip().lower().endswith("id")
-        if name in chosen or not is_id:
+        is_number = table.kind(name) == "number"
+        if name in chosen or not (is_id or is_number) or (is_number and not _integers(_quiet(table, name))):
             continue
         codes, labels = table.codes(name)
-        if 1 < len(labels) <= table.rows / _ROWS and int((np.diff(codes) != 0).sum()) == len(labels) - 1:
+        begins = np.flatnonzero(np.diff(codes, prepend=-1))
+        equal = len(set(np.diff(begins, append=table.rows).tolist())) == 1  # integers may also be measured
+        if 1 < len(labels) <= table.rows / _ROWS and len(begins) == len(labels) and (is_id or equal):
             raise DataError(
                 f"{table.path}: column {name!r} seems to name {len(labels):,} series, one below the other, and there is"
                 f' no column of times. Give --data.id {name}, or --data.id "" if all rows are a single series'
