@@ -9,8 +9,8 @@ How the column of times of a table is found, in this order:
 3. Of several columns of dates, one with a name such as "time" (`columns.TIME_NAMES`) comes first, else the leftmost;
    but not one with days alone where another has the same days and times of day (`columns._time`).
 4. Without any, it is the first column of numbers like 20240131, or of months like 2024.01 or 1.2024, or else the first
-   with such a name, if none is missing and not all are equal. Its numbers are dates if all are like 20240131 (`from_digits`) or months (`from_decimals`),
-   else plain numbers.
+   with such a name, if none is missing and not all are equal. Its numbers are dates if all are like 20240131
+   (`from_digits`) or months (`from_decimals`), else plain numbers.
 5. Without any, a column of text that looks like times, or that has years that rise, is an error.
 
 Tables of labelled series go by names alone (`labelled_columns.TIMES`).
