@@ -21,7 +21,7 @@ from plmu.timeseries import pooled, pooled_choice, pooled_windows
 from plmu.timeseries.pooled_choice import Tried, chosen
 from plmu.timeseries.pooled_members import LEAST, Candidates, Classical
 from plmu.timeseries.pooled_readouts import Sums, train
-from plmu.timeseries.pooled_windows import Error, Limits, Panel, Places, Windows
+from plmu.timeseries.pooled_windows import Error, Limits, Panel, Places, Windows, validation_places
 
 EPS32 = torch.finfo(torch.float32).eps
 HORIZON, SEASON = 4, 6
@@ -168,6 +168,12 @@ def test_windows_end_where_they_may() -> None:
         assert all(LEAST <= end <= past[number] - HORIZON for number, end in ends)
         if limit > 20:
             assert {(n, int(past[n]) - HORIZON) for n in (0, 1, 2, 4)} <= ends
+
+
+def test_all_validation_windows_are_judged_where_they_are_few() -> None:
+    places = validation_places(torch.tensor([50, 40]), torch.tensor([20, 0]), 8)
+    assert sorted(places.ends.tolist()) == [*range(30, 43)]
+    assert set(places.series.tolist()) == {0}
 
 
 def test_what_follows_a_window_is_what_was_measured() -> None:

@@ -243,6 +243,10 @@ def test_columns_of_words_are_numbers_if_named(tmp_path: Path) -> None:
     assert read_series(tmp_path / "my.csv").columns.values == ("v",)
     data = read_series(tmp_path / "my.csv", values=["open"])
     assert data.pieces[0].values[:, 0].tolist() == [float(word == "true") for word in words]
+    fewer = ["true" if i % 5 < 2 else "0.5" for i in range(N)]
+    (tmp_path / "my.csv").write_text(table([f"{d:%Y-%m-%d};{i % 5}" for i, d in enumerate(DAYS)], "t;v;open", fewer))
+    with pytest.raises(DataError, match="line 2, column 'open': 'true' is not a number"):
+        read_series(tmp_path / "my.csv", values=["open"])
 
 
 DAY = [f"{d:%Y-%m-%d}" for d in DAYS]
