@@ -1,5 +1,5 @@
-"""The files of `test_readings` through `plmu train forecast`, `plmu predict` and `plmu train classify`: they are used, or
-the command says what to do."""
+"""The files of `test_readings` through `plmu train forecast`, `plmu predict` and `plmu train classify`: they are used,
+or the command says what to do."""
 
 from __future__ import annotations
 
