@@ -46,8 +46,8 @@ CASES: dict[str, dict[str, Any]] = {
     "classical forecasts": {"channels": 2, "window": 19, "members": CLASSICAL, "season": 4},
     "without hidden layers": {"channels": 2, "window": 9, "members": [(9, 2, True, True)], "season": 2},
 }
-# Windows and seasons are float64. Features, weights and their products are float32: sums of at most 40 terms, each
-# rounded twice, and of the size of the values.
+# All values are float64, constants are float32: sums of at most 40 terms, of the size of the values. With int8 weights
+# features are float32, too.
 TOLERANCE = 100 * torch.finfo(torch.float32).eps
 
 
@@ -102,6 +102,27 @@ def test_a_program_takes_values_of_any_size(scale: float) -> None:
         for x in xs:
             expected, state = model.step(x, state)
             within(off(evaluator.step(x), expected, xs), TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["no season", "even", "several seasons"])
+def test_a_program_keeps_the_digits_of_small_changes(name: str, dtype: torch.dtype) -> None:
+    """Far from zero, where forecast changes are small differences of large features."""
+    model = model_of(name).to(dtype)
+    with torch.no_grad():
+        for member in model.readouts:
+            member.mean.mul_(1 / 3)  # in float64 with more digits than float32 has
+            ones = torch.ones(1, max(member.kind.lookback, model.horizon), dtype=torch.float64)
+            regressors = member.features(ones[:, : member.kind.lookback], ones[:, : model.horizon]).features
+            member.weight[0] -= (regressors @ member.weight.double())[0]  # so that a constant is forecast as it is
+    evaluator, state = Evaluator(program(model)), None
+    xs = 1e9 + samples(model, model.window + 9)
+    with torch.no_grad():
+        for x in xs:
+            expected, state = model.step(x, state)
+            out = evaluator.step(x)
+    # Constants of float32, but float64 rounds values at 1e9 to 1e-7. An error of float32 in the level is 100.
+    within(float((out - expected).abs().max()), TOLERANCE * float(xs.std() + (expected - x).abs().max()))
 
 
 @pytest.mark.parametrize("log", [False, True])

@@ -92,7 +92,7 @@ int main(int count, char **arguments)
 {
     double x[MODEL_INPUTS], y[MODEL_OUTPUTS];
     int i = 0, k;
-    model_start(&state, atoll(arguments[count - 1]));
+    START
     while (scanf("%lf", &x[i]) == 1)
         if (++i == MODEL_INPUTS) {
             model_step(&state, x, y);
@@ -106,7 +106,8 @@ int main(int count, char **arguments)
 
     def __init__(self, model: Any, folder: Path) -> None:
         plmu.export(model, folder, to="c")
-        (folder / "main.c").write_text(self.MAIN)
+        start = "model_start(&state, atoll(arguments[count - 1]));" if model.timed else "model_init(&state);"
+        (folder / "main.c").write_text(self.MAIN.replace("START", f"(void)count, (void)arguments, {start}"))
         command = [str(compiler()), "-std=c99", "-Wall", "-Werror", "-o", "main", "model.c", "main.c", "-lm"]
         subprocess.run(command, cwd=folder, check=True, timeout=60)
         self.folder = folder
@@ -157,6 +158,28 @@ def test_a_start_at_any_step_agrees_with_predict(runtime: str, level: float, tmp
         close(run(sample, start), expected, rows)
         other = forecaster.predict(sample, start=start + 3)  # which it is not, at another phase
         assert np.abs(other - expected).max() > 1000 * TOLERANCE * rows.std()
+
+
+def test_forecasts_of_several_series_agree_with_predict(tmp_path: Path) -> None:
+    """Of pooled readouts, with members for the day and for the week, from windows of any length, near and far from
+    zero. They need no start; a stream that is given one has the same forecasts."""
+    k, rng = np.arange(140), np.random.default_rng(3)
+    wave = 10 * np.sin(2 * np.pi * k / 4) + 6 * ((k // 4) % 7 > 4) + 0.02 * k
+    for number, level in enumerate((50.0, 1e9)):
+        series = [level + size * (wave + rng.standard_normal(len(k))) for size in (1.0, 2.0, 3.0)]
+        forecaster = plmu.Forecaster(HORIZON, season=7 * 4, pooled=True).fit(series)
+        model = forecaster.model
+        assert isinstance(model, plmu.nn.PooledForecast)
+        programs = []
+        for kind in (Onnx, *([Torch] if number else []), *([C] if compiler() else [])):
+            (folder := tmp_path / f"{number} {kind.__name__}").mkdir()
+            programs.append(kind(model, folder))
+        for rows, start in ((series[1][:5, None], 0), (series[1][:60, None], 101), (series[2][:, None], 3)):
+            expected = forecaster.predict(rows, start=start)
+            for run in (by_stream, by_sessions):
+                close(run(model, rows, start), expected, series[1][:, None])
+            for program in programs:
+                close(program(rows, start), expected, series[1][:, None])
 
 
 @pytest.mark.parametrize("level", LEVELS)

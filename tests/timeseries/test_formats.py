@@ -26,13 +26,23 @@ def test_targets_of_a_regression_are_no_classes(tmp_path: Path) -> None:
     assert "write them as words" in message
     counts = refused(tmp_path / "g.csv", wide([i * 37 % 1000 for i in range(40)]), label="target")
     assert "40 different numbers in 40 series" in counts
+    ages = np.random.default_rng(0).integers(20, 90, 150).tolist()  # 65 different ones, 18 of which are there once
+    assert "65 different numbers in 150 series" in refused(tmp_path / "a.csv", wide(ages), label="target")
     with pytest.raises(plmu.errors.DataError, match="target for regression"):
         plmu.SequenceClassifier().fit(tmp_path / "g.csv")
 
 
 @pytest.mark.parametrize(
     "labels",
-    [[0, 1], [0.5, 1.5, 0.5, 2.5, 1.5, 2.5], [*range(30)] * 2, [f"v{i}" for i in range(30)], [1, 2, 2], ["1.5", "x"]],
+    [
+        [0, 1],
+        [0.5, 1.5, 0.5, 2.5, 1.5, 2.5],
+        [*range(30)] * 2,
+        [f"v{i}" for i in range(30)],
+        [1, 2, 2],
+        ["1.5", "x"],
+        [*range(50), *range(50), *range(12, 50)],
+    ],
 )
 def test_numbers_that_repeat_and_words_are_classes(labels: list[object], tmp_path: Path) -> None:
     assert like_measurements(labels) == ""

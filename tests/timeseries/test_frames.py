@@ -56,6 +56,17 @@ def test_columns_of_ids_are_no_measurements(name: str) -> None:
     assert list(fitted.predict().columns) == ["y", name]
 
 
+def test_integers_in_equal_blocks_without_times_name_series() -> None:
+    stacked = frame(place=np.repeat([17, 4], N // 2)).drop(columns="t", errors="ignore").reset_index(drop=True)
+    with pytest.raises(
+        ValueError, match=r"column 'place' of X seems to name series, .*: fit with id='place', or leave"
+    ):
+        forecaster().fit(stacked)
+    assert set(forecaster().fit(stacked, id="place").predict()["place"]) == {17, 4}
+    steps = stacked.assign(place=np.arange(N) // 7)  # of which the last is shorter
+    assert list(forecaster().fit(steps).predict().columns) == ["y", "place"]
+
+
 def test_times_with_a_zone_are_read_without_a_warning_and_come_back() -> None:
     plain = forecaster().fit(frame()).predict(level=80)
     zoned = forecaster().fit(frame(HOURS.tz_localize("UTC").tz_convert("Europe/Berlin"))).predict(level=80)

@@ -21,7 +21,7 @@ from plmu.timeseries import pooled, pooled_choice, pooled_windows
 from plmu.timeseries.pooled_choice import Tried
 from plmu.timeseries.pooled_members import LEAST, Candidates, Classical
 from plmu.timeseries.pooled_readouts import Sums, fit_readout, fit_readouts, train
-from plmu.timeseries.pooled_windows import Error, Limits, Panel, Places, Windows
+from plmu.timeseries.pooled_windows import Error, Limits, Panel, Places, Windows, validation_places
 
 EPS32 = torch.finfo(torch.float32).eps
 HORIZON, SEASON = 4, 6
@@ -199,6 +199,12 @@ def test_windows_end_where_they_may() -> None:
             assert {(n, int(past[n]) - HORIZON) for n in (0, 1, 2, 4)} <= ends
 
 
+def test_all_validation_windows_are_judged_where_they_are_few() -> None:
+    places = validation_places(torch.tensor([50, 40]), torch.tensor([20, 0]), 8)
+    assert sorted(places.ends.tolist()) == [*range(30, 43)]
+    assert set(places.series.tolist()) == {0}
+
+
 def test_what_follows_a_window_is_what_was_measured() -> None:
     """In units of the mean absolute value of its window; with the season divided out, which is that of the layer."""
     series = panel(3, 40)
@@ -309,6 +315,18 @@ def test_scaled_series_have_scaled_forecasts(factor: float) -> None:
     result = np.stack(forecaster.fit(few).predict())
     result[3] /= factor
     np.testing.assert_allclose(result, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("level", [1e6, 1e9])
+def test_small_changes_far_from_zero_are_forecast(level: float) -> None:
+    """A trend and noise, as near zero: float32 at 1e9 has no digits of them."""
+    k, noise = np.arange(160), np.random.default_rng(0).standard_normal((2, 160))
+    series = [size * (0.5 * k + noise[place]) for place, size in enumerate((1.0, 3.0))]
+    forecaster = plmu.Forecaster(HORIZON, season=0, pooled=True).fit([level + values for values in series])
+    assert forecaster.model.shares.dtype == (torch.float32 if level < 1e5 else torch.float64)
+    for size, forecast in zip((1.0, 3.0), forecaster.predict(), strict=True):
+        expected = level + size * 0.5 * np.arange(160, 160 + HORIZON)
+        assert np.abs(forecast - expected).max() < 3 * size  # the last value errs by half the horizon and its noise
 
 
 def test_a_fitted_panel_streams_and_exports_its_forecasts(tmp_path: Path) -> None:

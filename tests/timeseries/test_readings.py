@@ -32,6 +32,7 @@ FRENCH = ["janvier", "février", "mars", "avril", "mai", "juin", "juillet", "ao�
 FRENCH += ["septembre", "octobre", "novembre", "décembre"]
 GERMAN = ["Januar", "Februar", "März", "April", "Mai", "Juni", "Juli", "August"]
 GERMAN += ["September", "Oktober", "November", "Dezember"]
+RUSSIAN = ["янв", "фев", "мар", "апр", "май", "июн", "июл", "авг", "сен", "окт", "ноя", "дек"]
 SPANISH = ["ene", "feb", "mar", "abr", "may", "jun", "jul", "ago", "sept", "oct", "nov", "dic"]
 
 
@@ -57,6 +58,12 @@ TIMES: dict[str, tuple[str, str, str]] = {
     ),
     "German": (table([f"{d.day}. {GERMAN[d.month - 1]} {d.year}" for d in DAYS]), "2024-01-28", "1 d"),
     "Spanish": (table([f"{d.day} de {SPANISH[d.month - 1]} de {d.year}" for d in DAYS]), "2024-01-28", "1 d"),
+    "Japanese": (table([f"{d.year}年{d.month}月{d.day}日" for d in DAYS]), "2024-01-28", "1 d"),
+    "Chinese": (table([f"{y}年{m}月" for y, m in MONTHS]), "1939-01-01", "month"),
+    "MM.YYYY": (table([f"{m:02}.{y}" for y, m in MONTHS]), "1939-01-01", "month"),
+    "YYYY.MM": (table([f"{y}.{m:02}" for y, m in MONTHS]), "1939-01-01", "month"),
+    "YYYY.MM as numbers": (table([f"{y + m / 100:.6g}" for y, m in MONTHS]), "1939-01-01", "month"),
+    "days of weeks": (table([f"{d:%G-W%V-%u}" for d in DAYS]), "2024-01-28", "1 d"),
     "weeks": (table([f"1991 W{i + 6:02}" for i in range(N)]), "1991-02-04", "1 w"),
     "months": (table([f"{y}M{m:02}" for y, m in MONTHS]), "1939-01-01", "month"),
     "quarters": (table([f"{1990 + i // 4}Q{i % 4 + 1}" for i in range(N)]), "1990-01-01", "quarter"),
@@ -68,6 +75,8 @@ TIMES: dict[str, tuple[str, str, str]] = {
     "YYYYMMDDHHMMSS": (table([f"{d:%Y%m%d%H%M%S}" for d in HOURS]), "2024-02-27 10:00", "1 h"),
     "12 hours": (table([f"{d:%m/%d/%Y %I:%M %p}" for d in HOURS]), "2024-02-27 10:00", "1 h"),
     "CET": (table([f"{d:%Y-%m-%d %H:%M} CET" for d in HOURS]), "2024-02-27 10:00+01:00", "1 h"),
+    "points, CET": (table([f"{d:%d.%m.%Y %H:%M} CET" for d in HOURS]), "2024-02-27 10:00+01:00", "1 h"),
+    "slashes, +0100": (table([f"{d:%d/%m/%Y %H:%M:%S}+01:00" for d in HOURS]), "2024-02-27 10:00+01:00", "1 h"),
     "GMT": (table([f"{d:%Y-%m-%d %H:%M} GMT" for d in HOURS]), "2024-02-27 10:00+00:00", "1 h"),
     "year;quarter": (
         table([f"{1990 + i // 4};{i % 4 + 1}" for i in range(N)], "year;quarter;load"),
@@ -75,6 +84,15 @@ TIMES: dict[str, tuple[str, str, str]] = {
         "quarter",
     ),
     "date;hour": (table([f"{d:%Y-%m-%d};{d.hour}" for d in HOURS], "date;hr;load"), "2024-02-27 10:00", "1 h"),
+    "date;hhmm": (table([f"{d:%Y-%m-%d};{d.hour}00" for d in HOURS], "date;hhmm;load"), "2024-02-27 10:00", "1 h"),
+    "date;HOUR to 2400": (
+        table(
+            [f"{d - timedelta(hours=1):%Y-%m-%d};{(d - timedelta(hours=1)).hour + 1}00" for d in HOURS],
+            "DATE;HOUR;load",
+        ),
+        "2024-02-27 10:00",
+        "1 h",
+    ),
     "date, date and time": (
         table([f"{d:%Y-%m-%d};{d:%Y-%m-%d %H:%M}" for d in HOURS], "Date;Date_Time;load"),
         "2024-02-27 10:00",
@@ -185,6 +203,34 @@ def test_negative_numbers_of_bookkeepers(written: Callable[[float], str], note: 
     assert note in "; ".join(data.notes)
 
 
+def test_spaces_between_thousands_and_decimal_commas(tmp_path: Path) -> None:
+    for space in (" ", "\u00a0", "\u202f"):
+        written = numbered(lambda x, space=space: f"{x + 1000:,.3f}".replace(",", space).replace(".", ","))
+        (tmp_path / "my.csv").write_text(written)
+        data = read_series(tmp_path / "my.csv")
+        np.testing.assert_allclose(data.pieces[0].values[:, 0], np.array(VALUES) + 1000)
+        assert "spaces between thousands, decimal commas" in "; ".join(data.notes)
+
+
+def test_numbers_that_are_no_months(tmp_path: Path) -> None:
+    """A clock in seconds, a measured column near 2000, a column that counts from 1.2, a year of decimals."""
+    columns = {"t": [1990 + i / 100 for i in range(N)], "a": [2000 + (7 * i) % 12 / 100 for i in range(N)]}
+    columns |= {"when": [1.2 + i for i in range(12)] * 2, "year": [1990 + i / 12 for i in range(N)]}
+    for name, numbers in columns.items():
+        (tmp_path / "my.csv").write_text(table([f"{number:.6g}" for number in numbers], f"{name};load"))
+        assert read_series(tmp_path / "my.csv").clock.kind in ("rows", "numbers"), name
+
+
+def test_the_text_of_a_table_stays_as_it_is_where_times_are_read() -> None:
+    import polars as pl
+
+    from plmu.timeseries.tables.dates import parse
+
+    column = pl.Series("when", ["2024-01-01 10:00 CET", "2024-01-01 11:00 CET"])
+    parse(column)
+    assert column.to_list() == ["2024-01-01 10:00 CET", "2024-01-01 11:00 CET"]
+
+
 def test_numbers_all_in_parentheses_are_no_numbers(tmp_path: Path) -> None:
     (tmp_path / "my.csv").write_text(numbered(lambda x: f"({x})"))
     with pytest.raises(DataError, match="no column of numbers"):
@@ -197,6 +243,10 @@ def test_columns_of_words_are_numbers_if_named(tmp_path: Path) -> None:
     assert read_series(tmp_path / "my.csv").columns.values == ("v",)
     data = read_series(tmp_path / "my.csv", values=["open"])
     assert data.pieces[0].values[:, 0].tolist() == [float(word == "true") for word in words]
+    fewer = ["true" if i % 5 < 2 else "0.5" for i in range(N)]
+    (tmp_path / "my.csv").write_text(table([f"{d:%Y-%m-%d};{i % 5}" for i, d in enumerate(DAYS)], "t;v;open", fewer))
+    with pytest.raises(DataError, match="line 2, column 'open': 'true' is not a number"):
+        read_series(tmp_path / "my.csv", values=["open"])
 
 
 DAY = [f"{d:%Y-%m-%d}" for d in DAYS]
@@ -229,6 +279,21 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
         "my.csv",
         table(["north"] * 12 + ["south"] * 12, "place;load"),
         r"column 'place' seems to name 2 series, one below the other, .* Give --data\.id place, or --data\.id \"\"",
+    ),
+    "numbers of places": (
+        "my.csv",
+        table([str(17 + i // 12) for i in range(N)], "store;load"),
+        r"column 'store' seems to name 2 series, one below the other, .* Give --data\.id store",
+    ),
+    "Russian": (
+        "my.csv",
+        table([f"{RUSSIAN[m - 1]} {y}" for y, m in MONTHS]),
+        "'янв 1939' looks like a time and is not understood",
+    ),
+    "fiscal years": (
+        "my.csv",
+        table([f"FY{2001 + i // 4} Q{i % 4 + 1}" for i in range(N)], "d;load"),
+        "'FY2001 Q1' looks",
     ),
     "days in columns": ("my.csv", "shop," + ",".join(DAY) + "\na" + ",1" * N + "\n", "has a column for each time"),
     "years in columns": (

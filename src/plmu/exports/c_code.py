@@ -324,10 +324,14 @@ def _raise(c: Code, op: ops.Raise) -> None:
 
 def _product(c: Code, op: ops.Product) -> None:
     rows, stride = op.array.shape
-    weight, start, out = c.constant(op.array), 0, c.at(op.out)
+    by_columns = op.out.wide and rows >= FEW_ROWS
+    weight, start, out = c.constant(op.array.mT.contiguous() if by_columns else op.array), 0, c.at(op.out)
     c.call(wide("clear", op.out), out, rows)
     for part in op.parts:
-        c.call(wide("product", part), out, _after(weight, start), c.at(part), rows, part.size, stride)
+        if by_columns:
+            c.call("wide_columns", out, _after(weight, start * rows), c.at(part), rows, part.size)
+        else:
+            c.call(wide("product", part), out, _after(weight, start), c.at(part), rows, part.size, stride)
         start += part.size
 
 

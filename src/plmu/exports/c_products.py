@@ -4,20 +4,20 @@ from __future__ import annotations
 
 # Weights are stored by columns, so that a compiler can vectorise the sum without reordering it; matrices of few rows
 # are stored by rows.
-_COLUMNS = """static void {name}(float *restrict out, const {type} *restrict weight, const float *restrict x,
+_COLUMNS = """static void {name}({number} *restrict out, const {type} *restrict weight, const {number} *restrict x,
     {more}size_t rows, size_t count)
 {{
     const size_t whole = count - count % 4;
     size_t i, j;
     for (j = 0; j < whole; j += 4) {{
         const {type} *w = weight + j * rows;
-        const float a = {x[0]}, b = {x[1]}, c = {x[2]}, d = {x[3]};
+        const {number} a = {x[0]}, b = {x[1]}, c = {x[2]}, d = {x[3]};
         for (i = 0; i < rows; i++)
             out[i] += ({cast}w[i] * a + {cast}w[rows + i] * b)
                 + ({cast}w[2 * rows + i] * c + {cast}w[3 * rows + i] * d);
     }}
     for (j = whole; j < count; j++) {{
-        const float a = {x[0]};
+        const {number} a = {x[0]};
         for (i = 0; i < rows; i++)
             out[i] += {cast}weight[j * rows + i] * a;
     }}
@@ -50,8 +50,9 @@ _INT8 = {
 }
 
 PRODUCTS: dict[str, str] = {
-    "columns": _COLUMNS.format(name="columns", **_FLOAT),
-    "columns8": _COLUMNS.format(name="columns8", **_INT8),
+    "columns": _COLUMNS.format(name="columns", number="float", **_FLOAT),
+    "columns8": _COLUMNS.format(name="columns8", number="float", **_INT8),
+    "wide_columns": _COLUMNS.format(name="wide_columns", number="double", **_FLOAT),
     "rows": _ROWS.format(name="rows", **_FLOAT),
     "rows8": _ROWS.format(name="rows8", **_INT8),
     "largest": """/* The largest |x factor| and `known`; NaN if x is not finite. */

@@ -5,6 +5,7 @@ from __future__ import annotations
 # The body of y = f(x) for one double, with the options of torch's function as C numbers.
 WIDE_FUNCTIONS: dict[str, str] = {
     "abs": "x < 0.0 ? -x : x",
+    "relu": "x < 0.0 ? 0.0 : x",
     "exp": "exponential_of(x)",
     "log": "logarithm_of(x)",
     "hardtanh": "x < {min_val} ? {min_val} : (x > {max_val} ? {max_val} : x)",

@@ -178,8 +178,10 @@ class _Output:
 
 
 def prepared(model: nn.Module) -> Any:
-    """A float32 copy of a steppable model, in evaluation mode on the CPU."""
-    return copy.deepcopy(foldable(model)).cpu().float().eval().requires_grad_(False)
+    """A float32 copy of a steppable model, in evaluation mode on the CPU. A pooled forecast keeps its precision: of a
+    series that changes little, relative to its level, float32 weights have too few digits."""
+    inner = copy.deepcopy(foldable(model)).cpu().eval().requires_grad_(False)
+    return inner if isinstance(inner, plmu.nn.PooledForecast) else inner.float()
 
 
 def program_of(model: Any, int8: bool = False) -> Program:
@@ -187,7 +189,8 @@ def program_of(model: Any, int8: bool = False) -> Program:
     features, tokens = model.input_sizes()
     if tokens is None and features is None:
         raise ValueError("the model does not say how many features it takes: begin it with a layer that does")
-    x = torch.zeros(1, dtype=torch.int64) if features is None else torch.zeros(1, features)
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+    x = torch.zeros(1, dtype=torch.int64) if features is None else torch.zeros(1, features, dtype=dtype)
     model.step(x)  # raises the model's own error if it cannot run
     program = lowered(fold(model), features, tokens, int8)
     for value, computed in Evaluator(program).values(x).items():

@@ -1,7 +1,8 @@
 """`PooledForecast` of `plmu.folded` as operations.
 
-Each channel is forecast alone, by the same constants. Windows, seasonal indices, levels and logarithms are wide;
-features are differences relative to the level, and float32. Conditions are numbers, which hold above 0.
+Each channel is forecast alone, by the same constants. All values are wide: where a series changes
+little, relative to its level, its forecast change is a small difference of large features. With int8 weights, which err
+by more, features are float32. Conditions are numbers, which hold above 0.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from plmu.exports import program as ops
 from plmu.exports.builder import Builder, cast
-from plmu.exports.program import Value, Weight
+from plmu.exports.program import Value
 from plmu.folded import PooledForecast
 from plmu.folded.adaptive import FLOOR, Tables, options
 from plmu.folded.pooled import (
@@ -36,6 +37,7 @@ from plmu.folded.pooled import (
 
 COUNTED = "number of the next step, and the steps in the window"  # a state; integers in torch
 _ENDLESS = 1e300  # no upper bound
+_WIDE = torch.float64
 
 
 def lower_pooled(b: Builder, part: PooledForecast, x: Value, state: Any) -> tuple[Value, Any]:
@@ -182,8 +184,11 @@ def _member(b: Builder, member: Member, readout: Readout, values: Value, ahead: 
     else:
         apart = _plus(b, before, _scaled(b, _repeated(b, last, past), -1))
         changes = b.add_like(values, ops.Divide, past, apart, _first(b, divisor, past))
-    change = _read(b, member, readout, b.add(ops.Convert, past, changes), ahead)
-    change = b.add_like(values, ops.Convert, horizon, _clipped(b, change, -LARGEST_CHANGE, LARGEST_CHANGE))
+    if b.int8:
+        changes = b.add(ops.Convert, past, changes)
+    change = _clipped(b, _read(b, member, readout, changes, ahead), -LARGEST_CHANGE, LARGEST_CHANGE)
+    if not change.wide:
+        change = b.add_like(values, ops.Convert, horizon, change)
     last = _repeated(b, last, horizon)
     if member.log:
         out = _times(b, last, _apply(b, change, "exp"))
@@ -193,40 +198,45 @@ def _member(b: Builder, member: Member, readout: Readout, values: Value, ahead: 
 
 
 def _read(b: Builder, member: Member, readout: Readout, changes: Value, ahead: Value | None) -> Value:
-    """The forecast change (horizon,) by features, from changes relative to the last value (lookback − 1,): float32."""
+    """The forecast change (horizon,) by features, from changes relative to the last value (lookback − 1,)."""
     past, weight = member.lookback - 1, readout.weight.mT
-    zero = b.add(ops.Constant, 1, torch.zeros(1))
-    later = zero if past == 1 else b.add(ops.Concat, past, (b.split(changes, 1, past - 1)[1], zero))
-    steps = _apply(b, _plus(b, later, _scaled(b, changes, -1)), "abs")
-    pace = b.add(ops.MatVec, 1, Weight(torch.full((1, past), 1 / past), True), (steps,), torch.tensor([STILL]))
-    paced = b.add(ops.Divide, past, changes, _repeated(b, pace, past))
+    steps = changes
+    if past > 1:
+        earlier, later = b.split(changes, past - 1, 1), b.split(changes, 1, past - 1)
+        rises = _plus(b, later[1], _scaled(b, earlier[0], -1))
+        steps = b.add_like(changes, ops.Concat, past, (rises, earlier[1]))
+    pace = _plus_exactly(b, _scaled(b, _sum(b, _apply(b, steps, "abs")), 1 / past), torch.tensor([STILL], dtype=_WIDE))
+    paced = b.add_like(changes, ops.Divide, past, changes, _repeated(b, pace, past))
     parts = [_clipped(b, paced, -CLIP, CLIP)]
     if member.hidden:
         shown, shown_paced, width = changes, parts[0], member.width
         if readout.bank is not None:
-            shown = b.add(ops.MatVec, width, Weight(cast(readout.bank.mT), True), (changes,))
-            shown_paced = b.add(ops.Divide, width, shown, _repeated(b, pace, width))
+            shown = b.add_like(changes, ops.Product, width, cast(readout.bank.mT), (changes,))
+            shown_paced = b.add_like(changes, ops.Divide, width, shown, _repeated(b, pace, width))
             shown_paced = _clipped(b, shown_paced, -CLIP, CLIP)
         inputs = [shown_paced, _apply(b, pace, "log"), _clipped(b, shown, -CLIP_LEVEL, CLIP_LEVEL)]
         first = readout.hidden[0][0].clone()
         first[:width] /= 3
         first[width] /= 2
         first[width + 1 : 2 * width + 1] *= 3
+        rounded = first.float().to(first)
+        rounded[width] = first[width]  # other inputs are small where a series changes little, and so are their errors
+        first = rounded
         if ahead is not None:
-            inputs.append(b.add(ops.Convert, ahead.size, _scaled(b, ahead, 1, -1)))
+            apart = _scaled(b, ahead, 1, -1)
+            inputs.append(apart if changes.wide else b.add(ops.Convert, ahead.size, apart))
         first = first[: sum(value.size for value in inputs)]  # without a season it is 1 ahead
         for matrix, (_, bias) in zip(
             [first, *(weight for weight, _ in readout.hidden[1:])], readout.hidden, strict=True
         ):
-            hidden = b.product(matrix.mT, *inputs, bias=bias)
-            inputs = [b.add(ops.Apply, hidden.size, hidden, "relu", {})]
+            inputs = [_apply(b, _product(b, matrix.mT, *inputs, bias=bias), "relu")]
         parts += inputs
     constant, of_changes, of_paced, of_pace, of_hidden = weight.split(
         [1, past, past, 1, weight.shape[1] - 2 * past - 2], 1
     )
-    by_pace = b.product(torch.cat([SLOPE * of_paced, of_hidden], 1), *parts, bias=of_pace[:, 0])
-    by_pace = b.add(ops.Multiply, by_pace.size, by_pace, _repeated(b, pace, by_pace.size))
-    change = b.product(of_changes, changes, bias=constant[:, 0], add=by_pace)
+    by_pace = _product(b, torch.cat([SLOPE * of_paced, of_hidden], 1), *parts, bias=of_pace[:, 0])
+    by_pace = _times(b, by_pace, _repeated(b, pace, by_pace.size))
+    change = _plus(b, _product(b, of_changes, changes, bias=constant[:, 0]), by_pace)
     if readout.tables is None:
         return change
     return _plus(b, change, _adaptive(b, member.adaptive, readout.tables, changes, pace))
@@ -236,16 +246,47 @@ def _adaptive(b: Builder, power: int, matrices: Tables, changes: Value, pace: Va
     """The mean of classical forecasts (horizon,), weighted by their errors within the window."""
     count = len(options())
     pairs, horizon = matrices.errors.shape[1] // count, matrices.ahead.shape[1] // count
-    errors = b.add(ops.MatVec, count * pairs, Weight(cast(matrices.errors.mT), True), (changes,))
-    each = torch.eye(count).repeat_interleave(pairs, dim=1) / pairs
-    error = b.add(ops.MatVec, count, Weight(each, True), (_apply(b, errors, "abs"),))
-    paced = b.add(ops.Divide, count, error, _repeated(b, pace, count))
+    errors = _apply(b, _linear(b, matrices.errors.mT, changes), "abs")
+    error = _linear(b, torch.eye(count).repeat_interleave(pairs, dim=1) / pairs, errors)
+    paced = b.add_like(error, ops.Divide, count, error, _repeated(b, pace, count))
     logs = _apply(b, _scaled(b, paced, 1, FLOOR), "log")
-    shares = b.add(ops.Apply, count, _scaled(b, logs, -power), "softmax", {"dim": -1})
-    ahead = b.add(ops.MatVec, count * horizon, Weight(cast(matrices.ahead.mT), True), (changes,))
+    weights = _apply(b, _scaled(b, logs, -power), "exp")
+    shares = b.add_like(weights, ops.Divide, count, weights, _repeated(b, _sum(b, weights), count))
+    ahead = _linear(b, matrices.ahead.mT, changes)
     weighted = _times(b, ahead, _repeated(b, shares, count * horizon))
-    together = torch.eye(horizon).repeat_interleave(count, dim=1)
-    return b.add(ops.MatVec, horizon, Weight(together, True), (weighted,))
+    return _linear(b, torch.eye(horizon).repeat_interleave(count, dim=1), weighted)
+
+
+def _linear(b: Builder, matrix: Tensor, x: Value) -> Value:
+    """A constant matrix times x, which int8 does not round."""
+    return b.add_like(x, ops.Product, len(matrix), cast(matrix), (x,))
+
+
+def _product(b: Builder, weight: Tensor, *parts: Value, bias: Tensor) -> Value:
+    """W [parts] + bias, in the precision of the parts; with a weight that int8 may round if that is float32."""
+    if not parts[0].wide:
+        return b.product(weight, *parts, bias=bias)
+    most, *rest = _parts_of(weight)
+    out = b.add_like(parts[0], ops.Product, len(most), most, parts)
+    for small in rest:
+        pairs = zip(small.split([part.size for part in parts], 1), parts, strict=True)
+        matrices, read = zip(*((matrix, part) for matrix, part in pairs if matrix.any()), strict=True)
+        out = _plus(b, out, b.add_like(out, ops.Product, out.size, torch.cat(matrices, 1), read))
+    return _plus_exactly(b, out, bias)
+
+
+def _plus_exactly(b: Builder, x: Value, constants: Tensor) -> Value:
+    """x + constants of float64; in float32 where x is."""
+    for part in _parts_of(constants)[: 2 if x.wide else 1]:
+        x = b.add_like(x, ops.Scale, x.size, x, torch.ones(x.size), part)
+    return x
+
+
+def _parts_of(array: Tensor) -> list[Tensor]:
+    """An array of float64 as one of float32, or as the sum of two where that has too few digits."""
+    most = cast(array)
+    rest = cast(array - most.to(array))
+    return [most, rest] if rest.any() else [most]
 
 
 def _reached(b: Builder, count: Value, needed: Tensor) -> Value:
@@ -276,7 +317,7 @@ def _repeated(b: Builder, x: Value, size: int) -> Value:
 
 
 def _sum(b: Builder, x: Value) -> Value:
-    """The sum of wide numbers."""
+    """The sum of the numbers of x."""
     return b.add_like(x, ops.Product, 1, torch.ones(1, x.size), (x,))
 
 

@@ -152,7 +152,7 @@ class JournalReader:
 
     def _read_old(self, content: bytes) -> Iterator[list[Record]]:
         """The records of a journal of version 1."""
-        place, self.torn = 0, 0
+        place = 0
         while place < len(content):
             start = place + OLD_HEAD.size
             size, checksum = OLD_HEAD.unpack_from(content, place) if start <= len(content) else (0, 0)

@@ -234,14 +234,24 @@ def _check_single(table: Table, chosen: set[str]) -> None:
     """Raise DataError if a table without times seems to have several series, one below the other."""
     for name in table.names:
         is_id = table.kind(name) == "text" or name.strip().lower().endswith("id")
-        if name in chosen or not is_id:
+        stacked = table.kind(name) == "number" and in_equal_blocks(_quiet(table, name))
+        if name in chosen or not (is_id or stacked):
             continue
         codes, labels = table.codes(name)
-        if 1 < len(labels) <= table.rows / _ROWS and int((np.diff(codes) != 0).sum()) == len(labels) - 1:
+        if stacked or (1 < len(labels) <= table.rows / _ROWS and int((np.diff(codes) != 0).sum()) == len(labels) - 1):
             raise DataError(
                 f"{table.path}: column {name!r} seems to name {len(labels):,} series, one below the other, and there is"
                 f' no column of times. Give --data.id {name}, or --data.id "" if all rows are a single series'
             )
+
+
+def in_equal_blocks(values: NDArray[Any]) -> bool:
+    """Whether different integers stand one below the other, each in as many rows, as names of series do."""
+    if not len(values) or not np.isfinite(values).all() or not _integers(values):
+        return False
+    begins = np.flatnonzero(np.diff(values, prepend=np.nan))
+    sizes = np.diff(begins, append=len(values))
+    return len(begins) > 1 and len(np.unique(values)) == len(begins) and sizes.min() == sizes.max() >= _ROWS
 
 
 def _counts(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from plmu.clock import Clock
 from plmu.timeseries.clock import find_clock
-from plmu.timeseries.columns import LARGEST, Columns
+from plmu.timeseries.columns import LARGEST, Columns, in_equal_blocks
 from plmu.timeseries.long_frames import as_times, has_zone, library_of, stamps_of
 from plmu.timeseries.series import Numbers, Piece, SeriesConfig, SeriesData, pieces_of
 from plmu.timeseries.series_notes import counted, note_clock
@@ -318,6 +318,12 @@ def _from_frame(frame: Any, library: str, name: str) -> SeriesTable:
     if not columns:
         raise ValueError(f"{name} has no column of numbers")
     arrays = [numbers(frame[column].to_numpy(), f"column {column!r} of {name}") for column in columns]
+    for column, array in zip(columns, arrays, strict=True):
+        if times is None and len(columns) > 1 and in_equal_blocks(array):
+            raise ValueError(
+                f"column {column!r} of {name} seems to name series, one below the other: fit with id={column!r}, or"
+                " leave it out"
+            )
     names = tuple(str(column) for column in columns)
     form = Form(False, library, names, names, None if times is None else times[:0], index)
     return SeriesTable(np.stack(arrays, axis=1), form, None if times is None else _increasing(stamps_of(times), name))

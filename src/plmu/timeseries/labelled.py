@@ -58,8 +58,10 @@ def like_measurements(labels: Iterable[Any]) -> str:
         numbers = np.array([float(label) for label in present])
     except (TypeError, ValueError):
         return ""
-    different = len(np.unique(numbers))
-    crowded = 2 * different > len(numbers)  # fewer than two series of a class
+    counts = np.unique(numbers, return_counts=True)[1]
+    different = len(counts)
+    # Fewer than two series of a class, or more than a quarter of the classes with a single one.
+    crowded = 2 * different > len(numbers) or 4 * int((counts == 1).sum()) > different
     fractions = np.flatnonzero(numbers != np.round(numbers))
     if len(fractions):
         measured = crowded or different > _FEW

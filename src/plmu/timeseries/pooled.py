@@ -85,15 +85,15 @@ def fit(
         windows = fitting_windows(past, candidates, horizon, FITTED, processes)
         tried += [_trained(kind, windows, candidates, checked) for kind in candidates.trained]
     tried += _classical(candidates.classical, checked)
-    tried += [_as_it_is(_member(kind, horizon), checked) for kind in candidates.adaptive]
+    tried += [_as_it_is(_member(kind, checked), checked) for kind in candidates.adaptive]
     counts, best = blended(tried, error, fallback)
     picked = [(candidate, count) for candidate, count in zip(tried, counts, strict=True) if count]
 
     everything = fitting_windows(panel, candidates, horizon, FITTED, processes)
     refitted = [(_refitted(candidate, everything, candidates), count) for candidate, count in picked]
     return PooledFit(
-        _joined(refitted, candidates, horizon, channels),
-        _joined([(candidate.member, count) for candidate, count in picked], candidates, horizon, channels),
+        _joined(refitted, candidates, horizon, channels, panel.dtype),
+        _joined([(candidate.member, count) for candidate, count in picked], candidates, horizon, channels, panel.dtype),
         best,
         [(candidate.kind, candidate.alpha, count) for candidate, count in picked],
         checked,
@@ -135,7 +135,8 @@ def _classical(members: Sequence[Classical], checked: Windows) -> list[Tried]:
     tried = []
     for kind in dict.fromkeys(member.kind for member in members):
         weights = torch.stack([member.weight(checked.horizon) for member in members if member.kind == kind])
-        layers = [_member(kind, checked.horizon) for _ in weights]
+        layers = [_member(kind, checked) for _ in weights]
+        weights = weights.to(checked.future.dtype)
         for layer, weight, forecast in zip(layers, weights, forecasts_of(layers[0], weights, checked), strict=True):
             layer.weight.copy_(weight)
             tried.append(Tried(layer, 0.0, forecast, available(layer, checked)))
@@ -156,28 +157,33 @@ def _refitted(candidate: Tried, windows: Windows, candidates: Candidates) -> Poo
 def _with_random_features(kind: Member, windows: Windows, seed: int) -> PooledMember:
     """A member whose readout is still to be fitted, with more random features for more windows."""
     size = min(max(windows.total // _EACH, RANDOM[0]), RANDOM[1])
-    return _member(kind._replace(hidden=(size,)), windows.horizon, seed)
+    return _member(kind._replace(hidden=(size,)), windows, seed)
 
 
 def _train(kind: Member, windows: Windows, candidates: Candidates) -> PooledMember:
     """A member with hidden layers, larger ones for more windows, that are trained."""
     hidden = [sizes for least, sizes in HIDDEN if windows.total >= least][-1]
-    member = _member(kind._replace(hidden=hidden), windows.horizon)
+    member = _member(kind._replace(hidden=hidden), windows)
     train(member, windows, windows.fallback(max(candidates.seasons, default=0)))
     return member
 
 
-def _member(kind: Member, horizon: int, seed: int = 0) -> PooledMember:
-    return PooledMember(kind, horizon, seed).requires_grad_(False)
+def _member(kind: Member, windows: Windows, seed: int = 0) -> PooledMember:
+    """A member in the precision of the windows, whose hidden layers are drawn in float32."""
+    return PooledMember(kind, windows.horizon, seed).to(windows.future.dtype).requires_grad_(False)
 
 
 def _joined(
-    members: Sequence[tuple[PooledMember, int]], candidates: Candidates, horizon: int, channels: int
+    members: Sequence[tuple[PooledMember, int]],
+    candidates: Candidates,
+    horizon: int,
+    channels: int,
+    dtype: torch.dtype,
 ) -> PooledForecast:
     """A layer of these members, with their shares; without any, one that forecasts the last value with its season."""
     season, window = max(candidates.seasons, default=0), candidates.window
     kinds = [member.kind for member, _ in members] or [Member(min(2, window), season, False)]
-    layer = PooledForecast(channels, horizon, window, kinds, season=season).requires_grad_(False).eval()
+    layer = PooledForecast(channels, horizon, window, kinds, season=season, dtype=dtype).requires_grad_(False).eval()
     for place, (member, share) in enumerate(members):
         layer.readouts[place].load_state_dict(member.state_dict())
         layer.shares[place] = share

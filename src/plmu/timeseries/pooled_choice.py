@@ -52,7 +52,7 @@ def forecasts_of(member: PooledMember, weights: Tensor, windows: Windows) -> Ten
     """Forecasts (options, windows, horizon) of a member with each of the readouts (options, features, horizon); 0 where
     it is not available."""
     kind, together = member.kind, weights.movedim(0, 1).flatten(1)
-    forecasts = torch.zeros(len(weights), *windows.future.shape)
+    forecasts = windows.future.new_zeros(len(weights), *windows.future.shape)
     with torch.no_grad():
         for rows in windows.rows_for(kind).split(BLOCK):
             values, ahead = windows.values(kind, rows)
@@ -65,7 +65,7 @@ def forecasts_of(member: PooledMember, weights: Tensor, windows: Windows) -> Ten
 
 def available(member: PooledMember, windows: Windows) -> Tensor:
     """1 for each window (windows, 1) that is long enough for a member, else 0."""
-    return (windows.steps >= member.kind.lookback)[:, None].float()
+    return (windows.steps >= member.kind.lookback)[:, None].to(windows.future.dtype)
 
 
 def blended(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list[int], float]:

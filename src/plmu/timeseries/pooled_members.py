@@ -36,7 +36,7 @@ class Classical(NamedTuple):
         size = self.kind.lookback
         weight = torch.zeros(self.kind.features, horizon, dtype=torch.float64)
         weight[1:size] = classical(size, self.rate, self.slope, horizon)
-        return weight.float()
+        return weight
 
 
 class Candidates(NamedTuple):

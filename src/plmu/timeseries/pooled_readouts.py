@@ -44,11 +44,11 @@ class Sums:
         """Weights (alphas, features, targets) of ridge regressions, for features of unit power."""
         total = self.weight.clamp(min=1e-30)
         gram, cross = self.gram / total, self.cross / total
-        scale = gram.diagonal().clamp(min=1e-12).sqrt()
+        scale = gram.diagonal().clamp(min=1e-24).sqrt()
         scaled, target = gram / scale / scale[:, None], cross / scale[:, None]
         eye = torch.eye(len(scale), dtype=torch.float64)
         solved = [torch.linalg.solve(scaled + alpha * eye, target) / scale[:, None] for alpha in alphas]
-        return torch.stack(solved).float()
+        return torch.stack(solved)
 
 
 def fit_readout(member: PooledMember, windows: Windows, alphas: Sequence[float], rounds: int = ROUNDS) -> Tensor:
@@ -70,7 +70,7 @@ def _fit(
     """Weights (bases, alphas, features, horizon), for targets relative to each of these multiples of the base."""
     kind, rows = member.kind, windows.rows_for(member.kind)
     features, horizon = member.weight.shape
-    solved = torch.zeros(len(alphas), features, len(bases) * horizon)
+    solved = torch.zeros(len(alphas), features, len(bases) * horizon, dtype=member.weight.dtype)
     some = sum(windows.processes.gathered(len(rows))) > 0
     if some and kind.hidden:
         member.standardize(*windows.sample(kind, rows))
@@ -81,7 +81,7 @@ def _fit(
             wrong = (y - x @ solved[0])[:, :horizon].abs().mean(1, keepdim=True) if number else (1 - _SOFT) * unit
             sums.add(x, y, windows.share[block] * (1 + _SCALED / unit) / (wrong + _SOFT * unit))
         sums.total(windows.processes)
-        solved = sums.solve(alphas if number == rounds else alphas[len(alphas) // 2 :][:1])
+        solved = sums.solve(alphas if number == rounds else alphas[len(alphas) // 2 :][:1]).to(solved.dtype)
     weights: Tensor = solved.unflatten(2, (len(bases), horizon)).movedim(2, 0)
     return weights
 

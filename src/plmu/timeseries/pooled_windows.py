@@ -24,6 +24,7 @@ CHECKED = 2_000, 25_000  # validation windows, at least where series are long en
 COVERED, JUDGED = 0.8, 0.3  # shares of series, and of validation windows, that a member is long enough for to be judged
 _VALUES = 2**25  # values in the windows that are held at a time
 _FAR = 1e9  # levels; values that are further away count as this
+_SMALL = 1e-4  # of its level: where the unit of a series is smaller, float32 would not have the digits of its changes
 
 
 class Limits(NamedTuple):
@@ -41,13 +42,18 @@ class Panel(NamedTuple):
     starts: Tensor  # (series,): the first row of each
     lengths: Tensor  # (series,): how many rows of each count
     unit: Tensor  # (series,): mean absolute change over a season, or over a step of a series that is shorter
+    dtype: torch.dtype = torch.float32  # of windows and weights
 
     @classmethod
     def of(cls, series: Sequence[Numbers], lengths: Tensor, season: int) -> Panel:
         """Of arrays (time,), of which the first `lengths` rows count."""
         sizes = torch.tensor([len(values) for values in series])
         values = torch.from_numpy(np.concatenate(series).astype(np.float64))
-        return cls(values, sizes.cumsum(0) - sizes, lengths, torch.empty(0)).until(lengths, season)
+        panel = cls(values, sizes.cumsum(0) - sizes, lengths, torch.empty(0)).until(lengths, season)
+        counted = (rows[:count] for rows, count in zip(series, lengths.tolist(), strict=True))
+        level = torch.tensor([float(np.abs(rows).mean()) if len(rows) else 0.0 for rows in counted])
+        small = bool(((panel.unit > 0) & (panel.unit < _SMALL * level)).any())
+        return panel._replace(dtype=torch.float64) if small else panel
 
     def until(self, lengths: Tensor, season: int) -> Panel:
         """The same, of which the first `lengths` rows count."""
@@ -77,8 +83,8 @@ class Places(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Windows and what follows them, in units of each window's level, which is the mean absolute value; float32. Of
-    several processes each has a part of them."""
+    """Windows and what follows them, in units of each window's level, which is the mean absolute value. Of several
+    processes each has a part of them."""
 
     places: Places
     level: Tensor  # (windows, 1), float64
@@ -99,9 +105,12 @@ class Windows(NamedTuple):
         places = Places(*(column[processes.share(count)] for column in places))
         size, longest = candidates.window, candidates.longest
         level = torch.zeros(len(places.series), 1, dtype=torch.float64)
-        future = torch.zeros(len(level), horizon)
+        kind = panel.dtype
+        future = torch.zeros(len(level), horizon, dtype=kind)
         seasons = (0, *candidates.seasons)
-        by_season = {s: Adjusted(torch.zeros(len(level), longest), torch.zeros(len(level), horizon)) for s in seasons}
+        by_season = {
+            s: Adjusted(torch.zeros(len(level), longest, dtype=kind), torch.zeros_like(future)) for s in seasons
+        }
         for rows in torch.arange(len(level)).split(BLOCK):
             series, ends = places.series[rows], places.ends[rows]
             index = (panel.starts[series] + ends)[:, None] + torch.arange(-size, horizon)
@@ -110,12 +119,12 @@ class Windows(NamedTuple):
             windows = real_part(values[:, :size], steps)
             level[rows] = windows.abs().sum(1, keepdim=True) / steps[:, None]
             divisor = level[rows].clamp(min=LEAST_LEVEL)
-            future[rows] = (values[:, size:] / divisor).clamp(-_FAR, _FAR).float()
+            future[rows] = (values[:, size:] / divisor).clamp(-_FAR, _FAR).to(kind)
             for season, (past, ahead) in by_season.items():
                 without = adjusted(windows / divisor, steps, season, horizon)
-                past[rows], ahead[rows] = without.windows[:, -longest:].float(), without.ahead.float()
-        unit = (panel.unit[places.series][:, None] / level.clamp(min=LEAST_LEVEL)).clamp(max=_FAR).float()
-        share = 1.0 / counts[places.series][:, None].float()
+                past[rows], ahead[rows] = without.windows[:, -longest:].to(kind), without.ahead.to(kind)
+        unit = (panel.unit[places.series][:, None] / level.clamp(min=LEAST_LEVEL)).clamp(max=_FAR).to(kind)
+        share = 1.0 / counts[places.series][:, None].to(kind)
         steps = places.ends.clamp(max=size)
         return cls(places, level, steps, future, unit, share, by_season, count, processes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from plmu.timeseries.tables.date_words import plain
@@ -26,7 +27,7 @@ _DATE = re.compile(
     | \d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}) | \d{1,2}/\d{4}
     | \d{1,2}[-.\s]\s?NAME[-\s,]+\d{2,4} | NAME\s+(\d{1,2},?\s+)?\d{4} | NAME-\d{1,2}-\d{4}
     | NAME[-/](\d{4}|\d{2}) | \d{4}[-\s/]?NAME
-    | \d{4}[-\s]?[QqHhSsMm]\d{1,2} | [Qq][1-4][-/\s]?\d{4} | \d{4}[-\s]?[Ww]\d{1,2}
+    | \d{4}[-\s]?[QqHhSsMm]\d{1,2} | [Qq][1-4][-/\s]?\d{4} | \d{4}[-\s]?[Ww]\d{1,2} | \d{4}-W\d{2}-[1-7]
     )([T\s,]\s*\d{1,2}(:\d{2}){0,2}([.,]\d+)?\s*([AaPp][Mm])?\s*(Z|UTC|[+-]\d{2}(:?\d{2})?)?)?\s*""".replace(
         "NAME", MONTH
     ),
@@ -42,7 +43,9 @@ _TIME_LIKE = re.compile(
     """.replace("NAME", MONTH),
     re.VERBOSE,
 )
+_YEAR = re.compile(r"(?!\s*\d{4}\s*$)(?:.*\D)?((?:1[89]|20)\d{2})(?!\d)")
 _HEAD = 200  # cells from which the unit is detected
+_FEWEST = 3  # different cells whose years rise
 
 
 def is_missing(cell: str) -> bool:
@@ -77,6 +80,17 @@ def looks_like_date(cell: str) -> bool:
 def looks_like_time(cell: str) -> bool:
     """Whether a cell is meant as a date or time, even if it cannot be read as such."""
     return bool(_TIME_LIKE.fullmatch(plain(cell)) or _DATE.fullmatch(plain(cell)))
+
+
+def years_rise(cells: Sequence[str]) -> bool:
+    """Whether each cell has a year beside something else, and these years rise from cell to cell, with few falls, as
+    where one series begins below another."""
+    years = [int(match[1]) for match in map(_YEAR.match, cells) if match]
+    if len(years) < len(cells) or len(set(cells)) < _FEWEST or len(set(years)) < 2:
+        return False
+    falls = sum(after < before for before, after in pairwise(years))
+    rises = sum(after > before for before, after in pairwise(years))
+    return 10 * falls <= rises
 
 
 def count_dates(cells: Iterable[str]) -> int:
@@ -159,6 +173,7 @@ def _numbers_without_units(cells: pl.Series) -> tuple[pl.Series, pl.Series, str]
     return best
 
 
+_SPACE = r"(\d)[\s\u{a0}\u{202f}'](\d{3})"
 _IN_PARENTHESES = r"^([$€£¥]?)\s*\(\s*([$€£¥]?[\d.,'\s]*\d\s*%?)\s*\)$"
 _WITH_UNIT = r"^[+-]?(?P<before>[$€£¥])?\s*[+-]?[\d.,'\s\u{a0}\u{202f}]*\d\s*(?P<after>[^\d\s.,'+-][^\d]{0,11})?$"
 
@@ -174,5 +189,8 @@ _NOTATIONS: dict[str, Callable[[pl.Series], pl.Series]] = {
     "": lambda cells: cells,
     "commas between thousands": _without_thousands_commas,
     "decimal commas": lambda cells: cells.str.replace_all(r"\.(\d{3})", "$1").str.replace(",", ".", literal=True),
-    "spaces between thousands": lambda cells: cells.str.replace_all(r"(\d)[\s\u{a0}\u{202f}'](\d{3})", "$1$2"),
+    "spaces between thousands, decimal commas": lambda cells: cells.str.replace_all(_SPACE, "$1$2").str.replace(
+        r"^([+-]?\d+),(\d+)$", "$1.$2"
+    ),
+    "spaces between thousands": lambda cells: cells.str.replace_all(_SPACE, "$1$2"),
 }

@@ -1,5 +1,5 @@
 """Words in dates, written as English and numbers: names of months in seven languages, ordinals, and names of time zones
-that mean one zone only. English days of the week are left out."""
+that mean one zone only; 年, 月 and 日. English days of the week are left out."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ _RULES = [
         (rf"(:\d{{2}}[\d.,:]*)\s*(?:{'|'.join(names)})\s*$", f"${{1}}{minutes // 60:+03}:00")
         for minutes, names in _OFFSETS.items()
     ),
+    (r"(\d{4})\s?年\s?(\d{1,2})\s?月\s?(\d{1,2})\s?日", "${1}-${2}-${3}"),
+    (r"(\d{4})\s?年\s?(\d{1,2})\s?月", "${1}-${2}"),
     (r"(?i)\b(\d{1,2})(?:st|nd|rd|th|er)\b", "${1}"),
     (r"(?i)\b(\d{1,2}|[a-z]{3})\s+del?\s+", "${1} "),
     (r"(?i)^\s*(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?[.,]?\s+", ""),
 ]
-_COMPILED = [(re.compile(pattern), re.sub(r"\$\{1\}", r"\\g<1>", text)) for pattern, text in _RULES]
+_COMPILED = [(re.compile(pattern), re.sub(r"\$\{(\d)\}", r"\\g<\1>", text)) for pattern, text in _RULES]
 
 
 def plain(cell: str) -> str:

@@ -8,9 +8,10 @@ How the column of times of a table is found, in this order:
    dates, columns of numbers called year, month, day … are (`time_parts`).
 3. Of several columns of dates, one with a name such as "time" (`columns.TIME_NAMES`) comes first, else the leftmost;
    but not one with days alone where another has the same days and times of day (`columns._time`).
-4. Without any, it is the first column of numbers like 20240131, or else the first with such a name, if none is missing
-   and not all are equal. Its numbers are dates if all are like 20240131 (`from_digits`), else plain numbers.
-5. Without any, a column of text that looks like times is an error.
+4. Without any, it is the first column of numbers like 20240131, or of months like 2024.01 or 1.2024, or else the first
+   with such a name, if none is missing and not all are equal. Its numbers are dates if all are like 20240131
+   (`from_digits`) or months (`from_decimals`), else plain numbers.
+5. Without any, a column of text that looks like times, or that has years that rise, is an error.
 
 Tables of labelled series go by names alone (`labelled_columns.TIMES`).
 """
@@ -38,8 +39,23 @@ _DAY_FIRST = ("%d/%m/%Y", "%d-%m-%Y", "%d/%m/%y", "%d-%m-%y")
 _MONTH_FIRST = ("%m/%d/%Y", "%m-%d-%Y", "%m/%d/%y", "%m-%d-%y")
 _WORDS = ("%d %B %Y", "%d-%B-%Y", "%d. %B %Y", "%B %d, %Y", "%B %d %Y", "%B-%d-%Y", "%d-%B-%y")
 # Months are read as their first day.
-_MONTHS = ("%Y-%m", "%Y/%m", "%B %Y", "%m/%Y", "%B-%y", "%B-%Y", "%B/%y", "%B/%Y", "%Y %B", "%Y-%B", "%Y/%B", "%Y%B")
+_MONTHS = (
+    "%Y-%m",
+    "%Y/%m",
+    "%B %Y",
+    "%m/%Y",
+    "%m.%Y",
+    "%B-%y",
+    "%B-%Y",
+    "%B/%y",
+    "%B/%Y",
+    "%Y %B",
+    "%Y-%B",
+    "%Y/%B",
+    "%Y%B",
+)
 _WEEKS = "week="  # 2024-W05, 2024 W05 or 2024W05, read as their Monday
+_WEEK_DAYS = "%G-W%V-%u"  # 2024-W05-3, a Wednesday
 # Parts of a year, read as their first day: 2024Q1, 2024-Q1, Q1 2024 or Q1/2024; 2024M01; 2024H1 or 2024S1.
 _PERIODS = {"Q": (4, 3), "M": (12, 1), "[HS]": (2, 6)}  # how many there are in a year, and months of each
 _CLOCKS = (" %H:%M:%S", "T%H:%M:%S", " %H:%M", "T%H:%M", " %H:%M:%S%.f", "T%H:%M:%S%.f")
@@ -50,6 +66,7 @@ _ZONE = rf"\d:\d{{2}}[\d.,:]*\s*({'|'.join(ZONES)}|[+-]\d{{2}}(?::?\d{{2}})?)\s*
 _MIDNIGHT = r"(\d[T\s]\s*)24:00(?::00)?"
 _PARTS = r"^\s*(\d{1,2})[/-](\d{1,2})[/-]\d{2,4}"
 _HOURS = ("hour", "hours", "hr", "heure", "stunde", "hora", "uur")
+_HHMM = "hhmm"  # a column of times of day such as 930, which is 9:30
 _RANGES = {"year": (1000, 2999), "quarter": (1, 4), "month": (1, 12), "week": (1, 53), "day": (1, 31)}
 _RANGES |= {"hour": (0, 24), "minute": (0, 59)}
 _UNITS = ("year", "month", "day", "hour", "minute")
@@ -95,7 +112,7 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
             times, wrong, notes = parse(column.str.replace(_MIDNIGHT, "${1}00:00"), day_first)
             return times.zip_with(~midnight, times.dt.offset_by("1d")), wrong, notes
         if not (words := plain_column(cells)).equals(cells):
-            return parse(column.scatter(unread, words), day_first)
+            return parse(column.clone().scatter(unread, words), day_first)
         if day_first is None:
             try:
                 day_first, notes = _detect_order(cells)
@@ -103,8 +120,9 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
                 raise MixedOrderError((int(unread[error.rows[0]]), int(unread[error.rows[1]]))) from None
         ambiguous = _DAY_FIRST + _MONTH_FIRST if day_first is None else (_DAY_FIRST if day_first else _MONTH_FIRST)
         formats += [f"{date}{time}" for date, time in product(ambiguous + _WORDS, _TIMES)]
-        formats += [f"{date}{time}{zone}" for date, time, zone in product(_YEAR_FIRST[:2], _CLOCKS, _ZONES)]
-        formats += [*(f"{month}=" for month in _MONTHS), *(f"{letter}=" for letter in _PERIODS), _WEEKS]
+        zoned = _YEAR_FIRST[:2] + _POINTS + ambiguous
+        formats += [f"{date}{time}{zone}" for date, time, zone in product(zoned, _CLOCKS, _ZONES)]
+        formats += [*(f"{month}=" for month in _MONTHS), *(f"{letter}=" for letter in _PERIODS), _WEEKS, _WEEK_DAYS]
         unread, cells = unread.filter(cells.is_not_null()), cells.drop_nulls()
         first = _most_frequent(cells, formats)
         for form in [first, *formats] if first else []:
@@ -183,10 +201,12 @@ def from_digits(values: NDArray[np.float64]) -> NDArray[Any] | None:
 
 
 def surely_digits(values: NDArray[np.float64]) -> bool:
-    """Whether numbers are dates such as 20240131 though nothing else says so: none is missing, not all are equal, and
-    months such as 202401 follow one another at equal distances."""
-    if len(values) < _FEWEST or np.isnan(values).any() or (dates := from_digits(values)) is None:
+    """Whether numbers are dates such as 20240131, or months such as 2024.01, though nothing else says so: none is
+    missing, not all are equal, and months such as 202401 follow one another at equal distances."""
+    if len(values) < _FEWEST or np.isnan(values).any():
         return False
+    if (dates := from_digits(values)) is None:
+        return from_decimals(values) is not None
     different = np.unique(dates)
     if values[0] >= 1e6:
         return len(different) > 1
@@ -277,8 +297,9 @@ def time_parts(columns: dict[str, pl.Series], dates: Sequence[str]) -> tuple[str
     if dates:
         clocks = [name for name in columns if cells(name) and all(map(_TIME_OF_DAY.fullmatch, cells(name)))]
         if not clocks:
-            hours = (name for name in columns if name.strip().lower() in _HOURS and columns[name].dtype == pl.Float64)
-            clocks = [name for name in hours if _is_within(columns[name], "hour") and columns[name].n_unique() > 1]
+            named = (*_HOURS, "time", _HHMM)
+            hours = (name for name in columns if name.strip().lower() in named and columns[name].dtype == pl.Float64)
+            clocks = [name for name in hours if _has_hours(columns[name])]
         complete = any(":" in cell for name in dates for cell in cells(name))
         stored = columns[dates[0]]
         if stored.dtype != pl.String:
@@ -305,7 +326,10 @@ def joined(columns: Sequence[pl.Series]) -> pl.Series:
         day, clock = columns
         day = day if day.dtype == pl.String else day.dt.to_string("%Y-%m-%d")
         if clock.dtype == pl.Float64:
-            clock = clock.fill_nan(None).cast(pl.Int64).cast(pl.String).str.zfill(2) + ":00"
+            digits = clock.fill_nan(None).cast(pl.Int64).cast(pl.String)
+            minutes = (clock > _RANGES["hour"][1]) | (clock.name.strip().lower() == _HHMM)
+            four = digits.str.zfill(4)
+            clock = (digits.str.zfill(2) + ":00").zip_with(~minutes, four.str.head(2) + ":" + four.str.tail(2))
         return day + " " + clock
     year, month, *rest = (column.fill_nan(None).cast(pl.Int64).cast(pl.String) for column in columns)
     if (letter := {"quarter": "Q", "week": "W"}.get(columns[1].name.strip().lower())) is not None:
@@ -351,6 +375,43 @@ def _joined_names(name: str, candidates: Iterable[str]) -> list[str]:
         if name.startswith(f"{candidate} ") and (rest := _joined_names(name[len(candidate) + 1 :], candidates)):
             return [candidate, *rest]
     return []
+
+
+def from_decimals(values: NDArray[np.float64]) -> NDArray[Any] | None:
+    """Months written as numbers, 2024.01 or 1.2024, of which 2024.1 is October; None unless all are such numbers, of
+    several years, and most are equally far apart."""
+    numbers = values[~np.isnan(values)]
+    if not len(numbers) or numbers.min() < 1 or numbers.max() >= 3000:
+        return None
+    whole = np.floor(numbers)
+    for places in (2, 4):
+        decimals = (numbers - whole) * 10**places
+        rest = np.rint(decimals)
+        year, month = (whole, rest) if places == 2 else (rest, whole)
+        if (np.abs(decimals - rest) > 1e-6).any() or year.min() < 1800 or year.max() > 2199:
+            continue
+        if month.min() < 1 or month.max() > 12 or year.min() == year.max():
+            continue
+        months = (12 * (year - 1970) + month - 1).astype(np.int64)
+        apart = np.diff(np.unique(months))
+        typical = int(np.median(apart))
+        if len(apart) + 1 >= _FEWEST and typical < 12 and 2 * int((apart == typical).sum()) > len(apart):
+            dates = np.full(len(values), np.datetime64("NaT"), dtype="datetime64[us]")
+            dates[~np.isnan(values)] = months.astype("datetime64[M]").astype("datetime64[us]")
+            return dates
+    return None
+
+
+def _has_hours(column: pl.Series) -> bool:
+    """Whether numbers are hours, 0 to 24, or times such as 930, which is 9:30; and not all are equal."""
+    values = column.fill_nan(None).drop_nulls()
+    if column.n_unique() < 2:
+        return False
+    name = column.name.strip().lower()
+    if name in _HOURS and _is_within(column, "hour"):
+        return True
+    clock = (values == values.floor()) & values.is_between(0, 2400) & (values % 100 < 60)
+    return bool(clock.all()) and (name == _HHMM or bool((values > _RANGES["hour"][1]).any()))
 
 
 def _is_within(column: pl.Series, unit: str) -> bool:

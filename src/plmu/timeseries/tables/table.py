@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from plmu.errors import DataError, suggestion
 from plmu.timeseries.tables import dates
-from plmu.timeseries.tables.cells import FLAGS, as_numbers, count_dates, looks_like_time, present, without_marks
+from plmu.timeseries.tables.cells import (
+    FLAGS,
+    as_numbers,
+    count_dates,
+    looks_like_time,
+    present,
+    without_marks,
+    years_rise,
+)
 from plmu.timeseries.tables.dates import joined, joined_name, time_parts
 
 if TYPE_CHECKING:
@@ -148,6 +156,7 @@ class Table:
         if self.kind(name) == "number":
             values = self.numbers(name, bad)
             days = dates.from_digits(values)
+            days = dates.from_decimals(values) if days is None else days
             return values if days is None else days
         if column.dtype == pl.String:
             if (name, day_first) in self._times:
@@ -189,7 +198,9 @@ class Table:
         rows = without_marks(column).is_not_null().arg_true().head(_HEAD).to_list()
         meant = [row for row in rows if (any(map(str.isdigit, column[row])) if named else looks_like_time(column[row]))]
         if 2 * len(meant) <= len(rows):
-            return None
+            if not years_rise([column[row] for row in rows]):
+                return None
+            meant = rows
         return f"{self.place(meant[0], name)}: {_short(column[meant[0]])}"
 
     def join_times(self) -> tuple[str, ...]:
