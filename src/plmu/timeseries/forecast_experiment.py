@@ -31,6 +31,7 @@ from plmu.nn.forecast import LookbackForecast
 from plmu.nn.pooled import PooledForecast
 from plmu.runs.experiment import Config, Experiment, Predictions
 from plmu.runs.folder import SERIES_FILE
+from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.timeseries import forecast_files, series
 from plmu.timeseries.choosing import VALIDATED, standard_deviation
 from plmu.timeseries.forecast_models import (
@@ -44,10 +45,12 @@ from plmu.timeseries.forecast_models import (
 from plmu.timeseries.forecast_plots import plot_ahead
 from plmu.timeseries.forecast_tables import time_column
 from plmu.timeseries.forecaster import Forecaster
+from plmu.timeseries.intervals import Intervals, unseen_errors
 from plmu.timeseries.saved_forecasts import named, read_tested, score_other_file
-from plmu.timeseries.scores import Intervals, Method, Scores, baselines, model_method, score, unseen_errors
+from plmu.timeseries.scores import Scores, baselines, model_method, score
 from plmu.timeseries.series import Piece, SeriesConfig
 from plmu.timeseries.split import NO_VALIDATION, Settings, Split, what_was_done
+from plmu.timeseries.windows import Method
 from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
@@ -132,7 +135,7 @@ class Forecast(Experiment):
         scores, intervals = task.tested
         split, settings = task.split, task.split.settings
         folds = task.fitted.backtest(folds=config.backtest) if config.backtest else []
-        lines = forecast_files.write_report(folder, split, scores, folds, config.horizon)
+        lines = forecast_files.write_report(folder, split, scores, intervals, folds, config.horizon)
         forecast_files.plot_forecasts(folder / forecast_files.FORECASTS, split, network, intervals)
         if not isinstance(network, LookbackForecast | PooledForecast):
             return lines
@@ -180,8 +183,8 @@ class ForecastTask(Task):
     unfitted: Forecaster = field(default_factory=Forecaster)
     split: Split = None  # type: ignore[assignment]
     config: ForecastConfig[Any] = None  # type: ignore[assignment]
-    tested: tuple[Scores, Intervals] | None = None
-    stored: Intervals | None = None  # of a saved model
+    tested: tuple[Scores, StoredIntervals] | None = None
+    stored: StoredIntervals | None = None  # of a saved model
 
     @cached_property
     def fitted(self) -> Forecaster:
@@ -196,7 +199,7 @@ class ForecastTask(Task):
             methods = {**methods, "LSTM": model_method(trained_lstm(self))}
         return methods
 
-    def intervals(self, model: nn.Module) -> Intervals:
+    def intervals(self, model: nn.Module) -> StoredIntervals:
         if self.stored is not None:
             return self.stored
         if type(self.config.model) is ClosedModel:
@@ -205,11 +208,7 @@ class ForecastTask(Task):
         if not intervals.levels:
             return intervals
         method = model_method(model)
-        if type(self.config.model) is ClosedModel:  # which may be fitted to the validation rows, too
-            method = model_method(self.fitted.fitted_.unrefitted)
-        intervals = intervals.scaled(self.split, method)
-        closed = isinstance(model, LookbackForecast | PooledForecast)
-        folds = self.fitted.fitted_.folds if closed else None
+        folds = self.fitted.fitted_.folds if isinstance(model, LookbackForecast) else None
         return intervals.fitted(unseen_errors(self.split, method, folds, intervals))
 
     def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:
@@ -359,6 +358,7 @@ def predict(
         for title, column in titles.items():
             columns[title] = forecast_files.as_text(frame[column].to_numpy().reshape(len(last), -1), origins)
             numbers.append(title)
+    data.notes += getattr(forecaster, "notes_", [])  # of intervals
     short = sum(len(piece) < settings.least for piece in last)
     if short:
         data.notes.append(f"{short:,} series shorter than {settings.least} steps: less certain")

@@ -18,11 +18,12 @@ from plmu.modelfiles.files import load as load_model
 from plmu.modelfiles.files import save
 from plmu.runs.configuration import typed
 from plmu.runs.folder import INTERVALS_FILE, MODEL_FILE, SERIES_FILE, parsed, write_json
+from plmu.runs.intervals import Intervals
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
 from plmu.timeseries.predictions import ForecastModel, at_phase
 from plmu.timeseries.reporting import literal, pyplot, shortened, text_table, write_plot
-from plmu.timeseries.scores import Errors, Intervals, Scores, model_method
+from plmu.timeseries.scores import Errors, Scores, model_method
 from plmu.timeseries.series import Numbers
 from plmu.timeseries.split import Settings, Split
 
@@ -56,6 +57,7 @@ def write_model(folder: Path, split: Split, model: ForecastModel, intervals: Int
         "high": intervals.high.tolist(),
         "scale": split.scale.tolist(),
         "lookback": intervals.lookback,
+        "errors": list(intervals.errors),
     }
     if intervals.scaling is not None:
         content["scaling"] = dataclasses.asdict(intervals.scaling)
@@ -100,7 +102,12 @@ def as_text(values: Numbers, levels: Numbers) -> list[str]:
 
 
 def write_report(
-    folder: Path, split: Split, scores: Scores, folds: list[dict[str, float]], horizons: Sequence[int] = ()
+    folder: Path,
+    split: Split,
+    scores: Scores,
+    intervals: Intervals,
+    folds: list[dict[str, float]],
+    horizons: Sequence[int] = (),
 ) -> list[str]:
     """Write forecast.json and errors.png.
 
@@ -127,6 +134,7 @@ def write_report(
         },
         "mse by step ahead": {name: errors.by_step() for name, errors in scores.errors.items()},
         "inside interval": dict(zip(map(str, scores.levels), scores.coverage, strict=True)),
+        "errors of intervals by step ahead": list(intervals.errors),
         "backtest": folds,
     }
     write_json(folder / REPORT, content)
@@ -168,6 +176,7 @@ def write_report(
         )
     for level, share in zip(scores.levels, scores.coverage, strict=True):
         lines.append(f"{100 * level:g} % intervals held {100 * share:.1f} % of the measured values")
+    lines += [intervals.basis] if intervals.basis else []
     return [*lines, f"wrote {FORECASTS}, {ERRORS} and {REPORT} to {folder}"]
 
 

@@ -79,7 +79,8 @@ class Forecaster(Estimator):
 
     Attributes:
         validation_: the options that were chosen, and the errors by which.
-        notes_: for a file or a frame with times, what was done with gaps, duplicates and odd dates.
+        notes_: for a file or a frame with times, what was done with gaps, duplicates and odd dates; and once there are
+            prediction intervals, how many errors they rest on.
     """
 
     model_: ForecastModel
@@ -290,7 +291,11 @@ class Forecaster(Estimator):
                 raise ValueError("give level or quantiles: both are ends of the same intervals")
             quantiles = _quantiles(quantiles)
             levels = tuple(sorted({level_of(quantile) for quantile in quantiles} - {0.0}))
-        return self._fitted.predict(X, levels, start, future, horizon, quantiles)
+        forecasts = self._fitted.predict(X, levels, start, future, horizon, quantiles)
+        if levels and (basis := self._fitted.intervals(levels, horizon).basis) not in ("", *self._notes):
+            self.notes_ = [*self._notes, basis]
+            _log.info(basis)
+        return forecasts
 
     def evaluate(self, X: Any = None, *, start: int | None = None) -> dict[str, float]:
         """Errors of the forecasts from every row, in units of each channel's standard deviation in `fit`.
@@ -489,6 +494,10 @@ class Forecaster(Estimator):
         """What the methods above share: baselines, and fits to fewer rows."""
         self._check_fitted()
         return self._fitted
+
+    @property
+    def _notes(self) -> list[str]:
+        return list(vars(self).get("notes_", ()))
 
     @property
     def _columns(self) -> list[str | int]:

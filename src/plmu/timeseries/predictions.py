@@ -13,10 +13,9 @@ from torch import Tensor
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
 from plmu.nn.pooled import PooledForecast
-from plmu.runs.intervals import bound_names
+from plmu.runs.intervals import Intervals, bound_names
 from plmu.runtime.stream import Stream
 from plmu.timeseries.effects import padded
-from plmu.timeseries.scores import Intervals
 from plmu.timeseries.season import aligned
 from plmu.timeseries.series import Numbers, Piece
 from plmu.timeseries.windows import BLOCK
