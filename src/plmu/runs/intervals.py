@@ -84,6 +84,7 @@ class Intervals:
     low: Tensor = field(default_factory=lambda: torch.zeros(0))  # (levels, channels, horizon)
     high: Tensor = field(default_factory=lambda: torch.zeros(0))
     scaling: Scaling | None = None  # of models of many series
+    nonnegative: tuple[int, ...] = ()  # channels whose bounds are at least 0
     errors: tuple[int, ...] = ()  # how many errors the quantiles of each step ahead rest on
 
     @classmethod
@@ -101,8 +102,9 @@ class Intervals:
                 lag, again, powers = (content["scaling"][name] for name in ("lag", "again", "powers"))
                 scaling = Scaling(int(lag), int(again), tuple(map(float, powers)))
             rows = int(content.get("lookback", lookback))
-            errors = tuple(map(int, content.get("errors", ())))
-            return tuple(content["levels"]), bool(content["relative"]), rows, floor, low, high, scaling, errors
+            nonnegative, errors = (tuple(map(int, content.get(name, ()))) for name in ("nonnegative", "errors"))
+            relative, levels = bool(content["relative"]), tuple(content["levels"])
+            return levels, relative, rows, floor, low, high, scaling, nonnegative, errors
 
         return cls(*parsed(folder / INTERVALS_FILE, fields))
 
@@ -153,16 +155,20 @@ class Intervals:
         changes = (changes / (count.clamp(max=windows.shape[-1]) - 1).clamp(min=1)[:, None, None]).sqrt()
         return changes.maximum(self.floor[:, None])
 
-    def bounds(self, mean: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    def bounds(self, mean: Tensor, spread: Tensor, level: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Lower and upper ends of the intervals, (levels, series, channels, horizon).
 
         Args:
             mean: point forecasts, (series, channels, horizon).
             spread: (series, channels, 1).
+            level: what forecasts are relative to, (series, channels); by default 0.
         """
         if not self.levels:
             return mean.new_zeros(0, *mean.shape), mean.new_zeros(0, *mean.shape)
-        low, high = (mean + spread * ends[:, None] for ends in (self.low, self.high))
+        lowest = mean.new_full((mean.shape[-2], 1), -math.inf)
+        lowest[list(self.nonnegative)] = 0
+        lowest = lowest if level is None else lowest - level[..., None].to(mean)
+        low, high = ((mean + spread * ends[:, None]).maximum(lowest) for ends in (self.low, self.high))
         return low, high
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from plmu.clock import NO_ZONE
 from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.timeseries import series
-from plmu.timeseries.choosing import FOLDS, ForecastModel, Options, rolling
+from plmu.timeseries.choosing import FOLDS, Options, rolling
 from plmu.timeseries.forecast_tables import forecast_table, formed
 from plmu.timeseries.frames import (
     Form,
@@ -30,7 +30,7 @@ from plmu.timeseries.frames import (
 )
 from plmu.timeseries.intervals import Intervals, unseen_errors
 from plmu.timeseries.long_frames import LongFrame, library_of
-from plmu.timeseries.predictions import Ahead, forecast, found_start
+from plmu.timeseries.predictions import Ahead, ForecastModel, forecast, found_start
 from plmu.timeseries.scores import (
     Scores,
     baselines,
@@ -120,7 +120,7 @@ class Fitted:
         self, pieces: Sequence[Piece], placed: bool, horizon: int, intervals: StoredIntervals | None = None
     ) -> Ahead:
         """The first `horizon` steps after each piece, for these intervals; later covariates are not read."""
-        unit = intervals or self.stored or Intervals.of(self.series("predict"), (), self.model.lookback)
+        unit = intervals or self.stored or Intervals.of(self.series("predict"), (), self.model)
         return forecast(self.model, unit, [piece.ahead(horizon) for piece in pieces], placed).until(horizon)
 
     def checked_horizon(self, horizon: int | None) -> int:
@@ -150,7 +150,7 @@ class Fitted:
     def _errors(self) -> tuple[Intervals, Tensor]:
         """Errors on rows that the model has not seen, and their unit."""
         split, method = self.series("level"), model_method(self.unrefitted)
-        unit = Intervals.of(split, (), self.unrefitted.lookback).scaled(split, method)
+        unit = Intervals.of(split, (), self.unrefitted).scaled(split, method)
         return unit, unseen_errors(split, method, self.folds, unit)
 
     def folds(self) -> list[tuple[Method, Tensor]]:

@@ -141,6 +141,7 @@ class Forecast(Experiment):
             return lines
         lines += forecast_files.model_summary(task.fitted.validation_)
         lines += forecast_files.season_summary(task.fitted.validation_)
+        lines += forecast_files.bound_summary(settings.values, network)
         if settings.covariates:
             lines.append(forecast_files.covariates_summary(settings.covariates, task.fitted.validation_))
         final = network
@@ -204,11 +205,12 @@ class ForecastTask(Task):
             return self.stored
         if type(self.config.model) is ClosedModel:
             return self.fitted.fitted_.intervals(self.config.intervals)
-        intervals = Intervals.of(self.split, self.config.intervals)
+        closed = model if isinstance(model, LookbackForecast) else None
+        intervals = Intervals.of(self.split, self.config.intervals, closed)
         if not intervals.levels:
             return intervals
         method = model_method(model)
-        folds = self.fitted.fitted_.folds if isinstance(model, LookbackForecast) else None
+        folds = self.fitted.fitted_.folds if closed is not None else None
         return intervals.fitted(unseen_errors(self.split, method, folds, intervals))
 
     def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:

@@ -57,6 +57,7 @@ def write_model(folder: Path, split: Split, model: ForecastModel, intervals: Int
         "high": intervals.high.tolist(),
         "scale": split.scale.tolist(),
         "lookback": intervals.lookback,
+        "nonnegative": list(model.nonnegative),
         "errors": list(intervals.errors),
     }
     if intervals.scaling is not None:
@@ -208,6 +209,13 @@ def model_summary(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def bound_summary(columns: Sequence[str], model: ForecastModel) -> list[str]:
+    """Which forecasts are at least 0, if any."""
+    names = [shortened(columns[place]) for place in model.nonnegative]
+    few = ", ".join(names[:SHOWN]) + ("…" if len(names) > SHOWN else "")
+    return [f"forecasts of at least 0: {few}"] if names else []
+
+
 def season_summary(summary: Mapping[str, Any]) -> list[str]:
     """Which season was best on the validation rows, if any was tried."""
     if not summary["tried"]:  # nothing, or the members of a `PooledForecast`, which tell
@@ -237,7 +245,7 @@ def plot_forecasts(path: Path, split: Split, network: nn.Module, intervals: Inte
     examples = windows.take(origins, split.length, horizon)
     with torch.no_grad():
         ahead = model_method(network)(examples).double()
-    spread = intervals.spread(examples.windows, examples.rows).expand(len(origins), len(split.scale), 1)
+    lower, upper = intervals.bounds(ahead, intervals.spread(examples.windows, examples.rows), examples.level)
     names = settings.values[:SHOWN]
     drawing = pyplot()
     figure, axes = drawing.subplots(len(names), 1, figsize=(9, 1.2 + 2.4 * len(names)), sharex=True, squeeze=False)
@@ -249,10 +257,7 @@ def plot_forecasts(path: Path, split: Split, network: nn.Module, intervals: Inte
             at = axis_values[origin + 1 - start : origin + 1 - start + horizon]
             mean = ahead[number, channel]
             for place in reversed(range(len(intervals.levels))):
-                low, high = (
-                    mean + spread[number, channel] * ends[place, channel] + level
-                    for ends in (intervals.low, intervals.high)
-                )
+                low, high = (ends[place, number, channel] + level for ends in (lower, upper))
                 label = f"{100 * intervals.levels[place]:g} % interval" if not number else None
                 shade = 0.32 if place == 0 else 0.16
                 axis.fill_between(at, low, high, color="tab:blue", alpha=shade, linewidth=0, label=label)

@@ -15,12 +15,12 @@ import torch
 from plmu.errors import DataError
 from plmu.runtime.stream import Stream
 from plmu.timeseries.base import Estimator
-from plmu.timeseries.choosing import ForecastModel, Options, fit
+from plmu.timeseries.choosing import Options, fit
 from plmu.timeseries.cross_validation import Tested, before, last_pieces, tested_table
 from plmu.timeseries.fitted import Fitted
 from plmu.timeseries.frames import as_list, is_list_of_series
 from plmu.timeseries.long_frames import is_long, library_of
-from plmu.timeseries.predictions import at_phase, level_of, stream_after
+from plmu.timeseries.predictions import ForecastModel, at_phase, level_of, stream_after
 from plmu.timeseries.season import CALENDARS
 from plmu.timeseries.series import SeriesConfig, SeriesData, read_series
 from plmu.timeseries.split import Settings, Split, Wanted
@@ -76,6 +76,8 @@ class Forecaster(Estimator):
             (`plmu.nn.PooledForecast`), which takes none of `lookback`, `order`, `theta`, `individual`, `alpha` and
             `covariates`. By default it is tried where there are several series or a short one, and used where its
             error on the validation rows is smaller.
+        nonnegative: whether forecasts and intervals are at least 0; by default those of channels without a value below
+            0 in the rows of `fit`, such as counts.
 
     Attributes:
         validation_: the options that were chosen, and the errors by which.
@@ -104,6 +106,7 @@ class Forecaster(Estimator):
         calendar: str | None = None,
         test: float = 0.0,
         pooled: bool | None = None,
+        nonnegative: bool | None = None,
     ) -> None:
         self.horizon = horizon
         self.lookback = lookback
@@ -119,6 +122,7 @@ class Forecaster(Estimator):
         self.calendar = calendar
         self.test = test
         self.pooled = pooled
+        self.nonnegative = nonnegative
 
     @property
     def model(self) -> ForecastModel:
@@ -523,7 +527,9 @@ class Forecaster(Estimator):
         )
 
     def _options(self) -> Options:
-        return Options(self.individual, self.alpha, self.refit, self.lags, self.calendar, bool(self.pooled))
+        return Options(
+            self.individual, self.alpha, self.refit, self.lags, self.calendar, bool(self.pooled), self.nonnegative
+        )
 
     def _check_arguments(self) -> None:
         for name, least in (("horizon", 1), ("lookback", 1), ("order", 1), ("season", 0), ("lags", 1)):

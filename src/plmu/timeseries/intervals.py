@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plmu.nn.windowed import WindowedForecast
 from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.runs.intervals import Scaling, needed
 from plmu.timeseries.scores import seasonal_value
@@ -34,14 +35,15 @@ class Intervals(StoredIntervals):
     """
 
     @classmethod
-    def of(cls, split: Split, levels: Sequence[float], lookback: int | None = None) -> Intervals:
-        """Without quantiles yet. `lookback` is the number of rows of a window that the model keeps; by default that of
-        the settings."""
+    def of(cls, split: Split, levels: Sequence[float], model: WindowedForecast | None = None) -> Intervals:
+        """Without quantiles yet; changes are measured in the window that the model keeps, by default in a look-back."""
         settings = split.settings
         several = _several(split)
         floor = split.smallest_change if several else _SHARE * _mean_change(split)
         relative = several or settings.window > 0
-        return cls(tuple(sorted(levels)), relative, lookback or settings.lookback, floor)
+        rows = settings.lookback if model is None else model.window_size
+        nonnegative = () if model is None else model.nonnegative
+        return cls(tuple(sorted(levels)), relative, rows, floor, nonnegative=nonnegative)
 
     def scaled(self, split: Split, method: Method) -> Intervals:
         """With a scale by the changes in a window. With several series it is regressed on the errors of a method on the

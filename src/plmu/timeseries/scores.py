@@ -87,7 +87,7 @@ def model_method(model: nn.Module) -> Method:
         if isinstance(model, PooledForecast):
             level, rows = examples.level.to(device)[..., None], examples.rows.to(device)
             forecasts = model.read(windows[..., -model.window :] + level, rows.clamp(max=model.window)[:, None])
-            return (forecasts - level).to(examples.windows)
+            return (model.bounded(forecasts) - level).to(examples.windows)
         if not isinstance(model, LookbackForecast):
             covariates = () if examples.covariates is None else (examples.covariates.to(device),)
             ahead: Tensor = model(windows, *covariates).to(examples.windows.device)
@@ -100,7 +100,7 @@ def model_method(model: nn.Module) -> Method:
             ahead = model.forecast(windows, phase, effect)
         else:
             ahead = model.read(windows, phase)
-        return ahead.to(examples.windows.device)
+        return model.bounded(ahead, examples.level.to(ahead)).to(examples.windows.device)
 
     return forecast
 
@@ -233,10 +233,9 @@ def score(
                 if (series := sums[name].series) is not None:
                     series.add(examples, forecast, counted, places)
                 if intervals is not None and name == next(iter(methods)):
-                    relative = (future - forecast) / intervals.spread(examples.windows, examples.rows)
-                    for place in range(len(levels)):
-                        within = (relative >= intervals.low[place]) & (relative <= intervals.high[place])
-                        inside[place] += (within & counted).sum()
+                    spread = intervals.spread(examples.windows, examples.rows)
+                    lower, upper = intervals.bounds(forecast, spread, examples.level)
+                    inside += ((future >= lower) & (future <= upper) & counted).flatten(1).sum(1)
     total = next(iter(sums.values())).count.sum()
     if not total:
         raise DataError("the rows that are scored have no measured value: there is nothing to compare forecasts with")
