@@ -31,6 +31,7 @@ from plmu.timeseries.frames import (
 from plmu.timeseries.intervals import Intervals, unseen_errors
 from plmu.timeseries.long_frames import LongFrame, library_of
 from plmu.timeseries.predictions import Ahead, ForecastModel, forecast, found_start
+from plmu.timeseries.public_holidays import country_of, with_holidays
 from plmu.timeseries.scores import (
     Scores,
     baselines,
@@ -270,7 +271,10 @@ class Fitted:
     def _file_data(self, source: Path | SeriesData | LongFrame | None, future: Any) -> SeriesData:
         """The series of a file or a frame in long format, or of the fit, on the clock of the fit."""
         if isinstance(source, SeriesData) and source.clock == self.settings.clock and future is None:
-            return source
+            country = country_of(self.settings.covariates)
+            if country in (None, country_of(source.columns.covariates)):
+                return source
+            return with_holidays(source, str(country))
         if source is None and future is None:
             return self.series("predict").data
         frame = source if isinstance(source, LongFrame) else None

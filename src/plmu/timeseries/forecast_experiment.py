@@ -46,6 +46,7 @@ from plmu.timeseries.forecast_plots import plot_ahead
 from plmu.timeseries.forecast_tables import time_column
 from plmu.timeseries.forecaster import Forecaster
 from plmu.timeseries.intervals import Intervals, unseen_errors
+from plmu.timeseries.public_holidays import country_of
 from plmu.timeseries.saved_forecasts import named, read_tested, score_other_file
 from plmu.timeseries.scores import Scores, baselines, model_method, score
 from plmu.timeseries.series import Piece, SeriesConfig
@@ -391,7 +392,7 @@ def _future(split: Split) -> str:
     """What else `plmu predict` needs to forecast the steps after the last rows."""
     settings = split.settings
     last = {piece.name: piece for piece in split.data.pieces}.values()
-    short = any(
-        piece.covariates is not None and len(piece.covariates) < len(piece) + settings.horizon for piece in last
-    )
-    return f" --data.future FILE, with {', '.join(settings.covariates)} of the next {settings.horizon} rows" * short
+    ahead = [piece.covariates[len(piece) :][: settings.horizon] for piece in last if piece.covariates is not None]
+    short = any(len(rows) < settings.horizon or np.isnan(rows).any() for rows in ahead)
+    names = [name for name in settings.covariates if country_of((name,)) is None]
+    return f" --data.future FILE, with {', '.join(names)} of the next {settings.horizon} rows" * short

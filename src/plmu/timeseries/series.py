@@ -17,6 +17,7 @@ from plmu.errors import DataError, in_one_line
 from plmu.timeseries.clock import find_clock
 from plmu.timeseries.columns import Columns, find_columns
 from plmu.timeseries.long_frames import LongFrame, library_of
+from plmu.timeseries.public_holidays import country_of, with_holidays
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.series_notes import counted, ended, note_clock, note_other_rate
 from plmu.timeseries.table_rows import Numbers as Numbers
@@ -41,6 +42,9 @@ class SeriesConfig(DataConfig):
     """Columns to forecast. Default: all columns of numbers that vary."""
     covariates: tuple[str, ...] = ()
     """Columns that are known ahead, such as holidays or planned prices: they help to forecast, and are not forecast."""
+    holidays: str | None = None
+    """Country whose public holidays are a covariate, such as DE or, for a part of it, DE-BY: built from the dates, if
+    the package holidays is installed. Default: none."""
     id: str | None = None
     """Column that names the series of a row, where a file holds several; or columns, with commas; "" for a single
     series. Default: detected where times repeat."""
@@ -143,8 +147,9 @@ def read_series(source: Any, **options: Any) -> SeriesData:
     Args:
         source: CSV, Parquet, NumPy, JSON or Excel file, or a folder of them with a series each; or a frame of pandas or
             polars, which is read as a file with its content is.
-        options: `time`, `values`, `covariates`, `id`, `step`, `missing`, `longest_gap`, `irregular`, `duplicates`,
-            `bad`, `absent`, `day_first` and `header`, which `plmu train forecast --help` describes as --data.NAME.
+        options: `time`, `values`, `covariates`, `holidays`, `id`, `step`, `missing`, `longest_gap`, `irregular`,
+            `duplicates`, `bad`, `absent`, `day_first` and `header`, which `plmu train forecast --help` describes as
+            --data.NAME.
 
     Returns:
         The series; `notes` says what was done with gaps, duplicates and odd dates.
@@ -180,6 +185,9 @@ def load(
     if config.file is None:
         raise DataError("give your data as --data.file: a CSV, Parquet, NumPy, JSON or Excel file, or a folder of them")
     days = like is None or like[1].zone is None
+    country = config.holidays
+    if like is not None and (country := country_of(like[0].covariates)) is not None:
+        like = (replace(like[0], covariates=like[0].covariates[:-1]), like[1])
     tables = read_tables(config.file, config.header) if frame is None else [_table(frame, str(config.file), days)]
     columns = find_columns(tables, config) if like is None else like[0]
     for table in tables:
@@ -235,7 +243,7 @@ def load(
         by = f"column {columns.id!r}" if columns.id else "file"
         data.notes.append(f"series: {len({series.name for series in raw}):,}, by {by}")
     data.notes[:] = map(in_one_line, data.notes)
-    return data
+    return data if country is None else with_holidays(data, country)
 
 
 def _table(frame: LongFrame, name: str, days: bool) -> Table:
