@@ -57,8 +57,8 @@ def bounded(forecasts: Tensor, nonnegative: Sequence[int], level: Tensor | None 
         return forecasts
     channels = list(forecasts.unbind(-2))
     for place in nonnegative:
-        own = channels[place]
-        channels[place] = own.clamp(min=0) if level is None else own.maximum(-level[..., place, None])
+        lowest = torch.zeros_like(channels[place]) if level is None else -level[..., place, None]
+        channels[place] = channels[place].maximum(lowest)
     return torch.stack(channels, dim=-2)
 
 

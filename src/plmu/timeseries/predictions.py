@@ -142,8 +142,8 @@ def with_options(model: ForecastModel, **options: Any) -> ForecastModel:
     """The same model with other options of its class."""
     other = type(model)(**{**model.config, **options}, dtype=next(model.parameters()).dtype)
     other.load_state_dict(model.state_dict())
-    for own, parameter in zip(other.parameters(), model.parameters(), strict=True):
-        own.requires_grad_(parameter.requires_grad)
+    for copied, parameter in zip(other.parameters(), model.parameters(), strict=True):
+        copied.requires_grad_(parameter.requires_grad)
     return other.eval()
 
 

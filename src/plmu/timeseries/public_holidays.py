@@ -44,18 +44,18 @@ def with_holidays(data: SeriesData, country: str) -> SeriesData:
     first, last = min(piece.start for piece in data.pieces), max(piece.last for piece in data.pieces)
     years = clock.dates(np.array([first, last + AHEAD + 2])).astype("datetime64[Y]").astype(int) + 1970
     days = public_holidays(country, range(int(years[0]), int(years[1]) + 1))
-    every: dict[float, Numbers] = {}  # holidays of all steps, by the offset of a series
+    by_offset: dict[float, Numbers] = {}  # holidays of all steps, by the offset of a series
     pieces = []
     for piece in data.pieces:
-        if piece.offset not in every:
+        if piece.offset not in by_offset:
             steps = np.arange(first, last + 1 + AHEAD)
-            every[piece.offset] = _counts(clock, steps, piece.offset, days)[:, None]
+            by_offset[piece.offset] = _counts(clock, steps, piece.offset, days)[:, None]
         begin = piece.start - first
-        counts = every[piece.offset][begin : begin + len(piece) + AHEAD]
+        counts = by_offset[piece.offset][begin : begin + len(piece) + AHEAD]
         if piece.covariates is not None:
             others = np.full((len(counts), piece.covariates.shape[1]), np.nan)
-            known = min(len(others), len(piece.covariates))
-            others[:known] = piece.covariates[:known]
+            length = min(len(others), len(piece.covariates))
+            others[:length] = piece.covariates[:length]
             counts = np.concatenate([others, counts], axis=1)
         pieces.append(replace(piece, covariates=counts))
     columns = replace(data.columns, covariates=(*data.columns.covariates, column_of(country)))
