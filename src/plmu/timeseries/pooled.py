@@ -29,6 +29,7 @@ from plmu.timeseries.pooled_windows import (
     validation_places,
 )
 from plmu.timeseries.series import Numbers
+from plmu.training.stages import counted
 
 RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
@@ -84,13 +85,15 @@ def fit(
         windows = fitting_windows(past, candidates, horizon, FITTED)
         tried = _closed_forms(_promising(tried, error, fallback), windows, checked, error)
     if train_hidden:
-        tried += [_trained(kind, windows, candidates, checked) for kind in candidates.trained]
+        tried += [_trained(kind, windows, candidates, checked) for kind in counted(candidates.trained, "networks")]
     tried += _classical(candidates.classical, checked)
     counts, best = blended(tried, error, fallback)
     picked = [(candidate, count) for candidate, count in zip(tried, counts, strict=True) if count]
 
     everything = fitting_windows(panel, candidates, horizon, FITTED)
-    refitted = [(_refitted(candidate, everything, candidates), count) for candidate, count in picked]
+    refitted = [
+        (_refitted(candidate, everything, candidates), count) for candidate, count in counted(picked, "members")
+    ]
     return PooledFit(
         _joined(refitted, candidates, horizon, channels),
         _joined([(candidate.member, count) for candidate, count in picked], candidates, horizon, channels),
@@ -118,7 +121,7 @@ def _closed_forms(kinds: Sequence[Member], windows: Windows, checked: Windows, e
     """Members with random features, each fitted with the penalty that has the smallest error on the validation windows
     that it forecasts."""
     tried = []
-    for seed, kind in enumerate(kinds):
+    for seed, kind in enumerate(counted(kinds, "candidates")):
         member = _with_random_features(kind, windows, seed)
         weights = fit_readout(member, windows, ALPHAS, rounds=1)
         forecasts, there = forecasts_of(member, weights, checked), available(member, checked)
