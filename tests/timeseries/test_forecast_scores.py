@@ -176,6 +176,25 @@ def test_intervals_are_quantiles_of_errors(count: int) -> None:
     assert Intervals((), False, 4, torch.zeros(CHANNELS)).fitted(shown).errors == fitted.errors
 
 
+def test_errors_may_count_several_times() -> None:
+    """As if there were so many of them. Of two series, whose windows differ in number, each counts alike."""
+    errors = torch.randn(90, CHANNELS, HORIZON)
+    errors[:5, 0, 0] = torch.nan
+    share = torch.cat([torch.ones(60), 3 * torch.ones(30)])
+    unit = Intervals((0.5, 0.8), False, 4, torch.zeros(CHANNELS))
+    repeated = unit.fitted(torch.cat([errors, errors[60:], errors[60:]]))
+    weighted = unit.fitted(errors, share / 7)
+    for low, high in ((weighted.low, repeated.low), (weighted.high, repeated.high)):
+        ordered = errors.nan_to_num(9.0).sort(0).values
+        places = [(ordered == part[:, None]).double().argmax(1) for part in (low, high)]
+        assert (places[0] - places[1]).abs().max() <= 1  # the correction is of 90 errors, not of 150
+    split = split_of()
+    unseen = intervals.unseen_errors(split, line)
+    pieces = torch.searchsorted(split.windows.offsets, split.origins("valid"), right=True)
+    assert torch.bincount(pieces)[1] != torch.bincount(pieces)[2]
+    torch.testing.assert_close(torch.bincount(pieces, unseen.share)[1:], torch.ones(2, dtype=torch.float64))
+
+
 def test_intervals_say_how_many_errors_they_rest_on() -> None:
     errors = torch.randn(45, 1, 2)
     fitted = Intervals((0.8, 0.99), False, 4, torch.zeros(1)).fitted(errors)
@@ -253,21 +272,21 @@ def test_errors_count_more_where_the_validation_rows_are_few(
     parts = {"valid": [(line, of["valid"])], "folds": folds, "train": [(seasonal_value(HORIZON, 5), of["train"])]}
     forecasts = [part for name in expected for part in parts[name]]
     right = errors_of(Intervals.of(split, ()), forecasts, split.windows, split.length, HORIZON)
-    torch.testing.assert_close(intervals.unseen_errors(split, line, lambda: folds), right)
+    torch.testing.assert_close(intervals.unseen_errors(split, line, lambda: folds).errors, right)
     if "folds" in expected and validation:
         without = [part for name in expected if name != "folds" for part in parts[name]]
         right = errors_of(Intervals.of(split, ()), without, split.windows, split.length, HORIZON)
-        torch.testing.assert_close(intervals.unseen_errors(split, line), right)
+        torch.testing.assert_close(intervals.unseen_errors(split, line).errors, right)
 
 
 def test_errors_are_held_for_a_bounded_number_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     data = SeriesData(Columns(None, ("a",), None), Clock(), [Piece("a", 0, *_noise(1500))])
     split = Split.of_file(data, Wanted(HORIZON, lookback=LOOKBACK, season=0, validation=0.4))
-    assert len(intervals.unseen_errors(split, line)) == 597
+    assert len(intervals.unseen_errors(split, line).errors) == 597
     monkeypatch.setattr(intervals, "HELD", HORIZON * 300)
-    assert len(intervals.unseen_errors(split, line)) == 299  # every other
+    assert len(intervals.unseen_errors(split, line).errors) == 299  # every other
     monkeypatch.setattr(intervals, "HELD", HORIZON)
-    assert len(intervals.unseen_errors(split, line)) == 199  # at least 200 at most, so every third
+    assert len(intervals.unseen_errors(split, line).errors) == 199  # at least 200 at most, so every third
 
 
 def _noise(rows: int) -> tuple[np.ndarray, np.ndarray]:

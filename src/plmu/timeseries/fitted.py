@@ -28,7 +28,7 @@ from plmu.timeseries.frames import (
     note_rows,
     with_future,
 )
-from plmu.timeseries.intervals import Intervals, unseen_errors
+from plmu.timeseries.intervals import Intervals, Unseen, unseen_errors
 from plmu.timeseries.long_frames import LongFrame, library_of
 from plmu.timeseries.predictions import Ahead, ForecastModel, forecast, found_start
 from plmu.timeseries.public_holidays import country_of, with_holidays
@@ -143,12 +143,12 @@ class Fitted:
         if self.stored is not None:
             whole = self.stored.only(levels)
         else:
-            unit, errors = self._errors
-            whole = replace(unit, levels=tuple(sorted(levels))).fitted(errors)
+            unit, unseen = self._errors
+            whole = replace(unit, levels=tuple(sorted(levels))).fitted(*unseen)
         return whole.until(horizon)
 
     @cached_property
-    def _errors(self) -> tuple[Intervals, Tensor]:
+    def _errors(self) -> tuple[Intervals, Unseen]:
         """Errors on rows that the model has not seen, and their unit."""
         split, method = self.series("level"), model_method(self.unrefitted)
         unit = Intervals.of(split, (), self.unrefitted).scaled(split, method)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -68,38 +69,62 @@ class Intervals(StoredIntervals):
                 moving.append(moves(windows).flatten())
         x, y = torch.cat(inputs), torch.cat(targets)
         x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
-        pieces = torch.searchsorted(split.windows.offsets, origins, right=True)
-        share = (1 / torch.bincount(pieces).double())[pieces].repeat_interleave(len(split.scale))
+        share = _shares(split, origins).repeat_interleave(len(split.scale))
         share = (share * torch.cat(moving))[:, None]
         penalty = PRIOR * torch.diag(torch.tensor([1.0, 1.0, 1.0, 1e-9], dtype=torch.float64))
         *powers, factor = torch.linalg.solve((share * x).mT @ x + penalty, (share * x).mT @ y).tolist()
         return replace(self, scaling=replace(scaling, powers=(1 - sum(powers), *powers, factor)))
 
-    def fitted(self, errors: Tensor) -> Intervals:
-        """With the quantiles of these errors (windows, channels, horizon), NaN where nothing was measured."""
+    def fitted(self, errors: Tensor, share: Tensor | None = None) -> Intervals:
+        """With the quantiles of these errors.
+
+        Args:
+            errors: (windows, channels, horizon), NaN where nothing was measured.
+            share: how much each window counts, (windows,); by default alike.
+        """
         count = errors.isfinite().sum(0)
-        few = count.amin(0).tolist() if errors.shape[1] else []
+        few = tuple(count.amin(0).tolist())
         if not self.levels:
-            return replace(self, errors=tuple(few))
-        ordered = errors.nan_to_num(torch.inf).sort(0).values
+            return replace(self, errors=few)
+        weight = torch.ones(len(errors)) if share is None else share
+        weight = torch.where(errors.isfinite(), weight.double()[:, None, None], 0.0)
+        total = weight.sum(0)
+        # So many errors that count alike tell as much.
+        alike = total.square() / weight.square().sum(0).clamp(min=1e-300)
         deviation = _deviation(errors)
         low, high = [torch.zeros_like(deviation)], [torch.zeros_like(deviation)]
         for level in self.levels:
-            # The ⌈(n + 1) q⌉-th smallest of n errors, and as far from the largest; 9.000…1 is 9.
-            rank = ((count + 1).double() * (1 + level) / 2 - 1e-9).ceil().long().clamp(min=1)
-            sure = count >= needed(level)
-            place = rank.minimum(count.clamp(min=1)) - 1
-            width = deviation * student((1 + level) / 2, count).to(deviation)
-            above = torch.where(sure, ordered.gather(0, place[None])[0], width)
-            below = torch.where(sure, ordered.gather(0, (count - 1 - place).clamp(min=0)[None])[0], -width)
+            # The ⌈(n + 1) q⌉-th smallest of n errors that count alike, and as far from the largest.
+            reached = total * (1 + 1 / count.double().clamp(min=1)) * (1 + level) / 2
+            sure = alike > needed(level) - 0.5
+            width = deviation * student((1 + level) / 2, alike.round()).to(deviation)
+            above = torch.where(sure, _quantile(errors, weight, reached), width)
+            below = torch.where(sure, -_quantile(-errors, weight, reached), -width)
             # Where all errors have one sign, the interval still holds the forecast; a wider one holds a narrower one.
             high.append(above.maximum(high[-1]))
             low.append(below.minimum(low[-1]))
-        return replace(self, low=torch.stack(low[1:]), high=torch.stack(high[1:]), errors=tuple(few))
+        return replace(self, low=torch.stack(low[1:]), high=torch.stack(high[1:]), errors=few)
+
+
+def _quantile(errors: Tensor, weight: Tensor, reached: Tensor) -> Tensor:
+    """The smallest of the errors (windows, channels, horizon) up to which their weights add up to `reached` (channels,
+    horizon), or else the largest."""
+    ordered, places = errors.nan_to_num(torch.inf).sort(0)
+    sums = weight.gather(0, places).cumsum(0)
+    place = (sums < reached * (1 - 1e-9)).sum(0)
+    return ordered.gather(0, place.minimum(errors.isfinite().sum(0) - 1).clamp(min=0)[None])[0]
 
 
 def _several(split: Split) -> bool:
     return len({piece.name for piece in split.data.pieces}) > 1
+
+
+def _shares(split: Split, origins: Tensor) -> Tensor:
+    """How much the windows of these origins count, so that each series counts alike: (windows,)."""
+    names: dict[str, int] = {}
+    series = torch.tensor([names.setdefault(piece.name, len(names)) for piece in split.data.pieces])
+    places = series[torch.searchsorted(split.windows.offsets, origins, right=True) - 1]
+    return (1 / torch.bincount(places).double())[places]
 
 
 def _mean_change(split: Split) -> Tensor:
@@ -164,15 +189,23 @@ def errors_of(intervals: Intervals, forecasts: Forecasts, windows: Windows, leng
     return torch.where(counted, errors, torch.nan)
 
 
+class Unseen(NamedTuple):
+    """Errors on rows that a model has not seen."""
+
+    errors: Tensor  # (windows, channels, horizon), in units of the spread, NaN where a gap was filled
+    share: Tensor  # (windows,): how much each counts
+
+
 def unseen_errors(
     split: Split,
     method: Callable[[Examples], Tensor],
     folds: Callable[[], Forecasts] | None = None,
     unit: Intervals | None = None,
-) -> Tensor:
+) -> Unseen:
     """Errors of a model on the validation rows. Where these are few, errors of fits to fewer rows on the rows that
     follow count, too; where even these are few, so do errors of the last value, or of the last season, on the training
-    rows, where those of the model would be too small. Of a single series an event counts once.
+    rows, where those of the model would be too small. Each series counts alike, and of a single one an event counts
+    once.
 
     Args:
         split: the series.
@@ -188,7 +221,8 @@ def unseen_errors(
         naive = seasonal_value(split.horizon, split.settings.season or 1)
         forecasts.append((naive, split.origins("train", limit)))
     errors = errors_of(unit or Intervals.of(split, ()), forecasts, split.windows, split.length, split.horizon)
-    return errors if _several(split) else without_repeats(errors)
+    share = _shares(split, torch.cat([origins for _, origins in forecasts]))
+    return Unseen(errors if _several(split) else without_repeats(errors), share)
 
 
 def without_repeats(errors: Tensor) -> Tensor:
