@@ -331,3 +331,30 @@ def test_bounds_of_a_single_series_of_counts(rows: int) -> None:
     examples = split.windows.take(split.scored("test"), split.length, split.horizon)
     forecasts = model_method(forecaster.model)(examples) + examples.level[..., None]
     assert forecasts.min() > -1e-3
+
+
+def test_a_messy_panel_gives_the_same_by_command_and_estimator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Integers as ids, rows in any order, ends that differ, a series of one row, empty cells, times that repeat."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    rows: Rows = []
+    for number in range(60):
+        length, start = 50 - number % 7, number % 11
+        rows += [(1000 + number, start + k, int(value)) for k, value in enumerate(rng.poisson(5 + number, length))]
+    rows += [(77, 20, 3), (1003, 20, 7), (1004, 21, ""), (1005, 22, 9)]
+    written([rows[place] for place in rng.permutation(len(rows))], "item")
+    trained("--model.season", "0")
+    shown = capsys.readouterr().out
+    assert "series: 61, by column 'item'" in shown
+    assert "short series: 1 of 61 have too few rows for a test" in shown
+    assert "times: rows on the step of another: " in shown
+    assert "intervals: from " in shown
+    printed = predicted(capsys)
+    frame = plmu.Forecaster(HORIZON, season=0, validation=0.1, test=0.2).fit("panel.csv").predict(level=[80, 95])
+    assert len(printed) == 61 * HORIZON
+    assert frame["item"].to_list() == [row["item"] for row in printed]
+    for ours, theirs in (("sales", "sales"), ("sales-lo-80", "sales low 80"), ("sales-hi-95", "sales high 95")):
+        np.testing.assert_allclose(frame[ours].to_numpy(), [float(row[theirs]) for row in printed], atol=1e-6)
+    assert np.isfinite(frame["sales"].to_numpy()).all()
