@@ -19,6 +19,7 @@ MICROSECONDS = {"us": 1, "ms": 10**3, "s": 10**6, "min": 60 * 10**6, "h": 3600 *
 MICROSECONDS["w"] = 7 * MICROSECONDS["d"]
 DAY = MICROSECONDS["d"]
 NEAR = 0.01  # of a step: a time that is so close to the grid is on it
+_ROUNDING = 1e-4  # of a step: a time that is so close to the end of a step is in the next one
 _MOST = 2**53  # steps, up to which float64 counts
 _ISO = re.compile(r"\d{4}-\d{2}")
 _DIGITS = re.compile(r"^(?:\d{14}|\d{12}|\d{10}|\d{8}|\d{6})$")  # 20240131, and with hours, minutes and seconds; 202401
@@ -62,7 +63,7 @@ class Clock:
             days = times.astype("datetime64[D]")
             return np.busday_count(_day(self.first), days).astype(np.int64)
         place = (plain(times) - self.first) / self.step - offset
-        return np.floor(place + (NEAR if self.whole else 0.5)).astype(np.int64)
+        return np.floor(place + (_ROUNDING if self.whole else 0.5)).astype(np.int64)
 
     def offset(self, times: NDArray[Any]) -> float:
         """The part of a step, from -0.5 to 0.5, by which all times of a series come after the grid; 0 for irregular
@@ -168,7 +169,7 @@ class Clock:
         of = "of the data" if self.kind == "numbers" else "in seconds since 1970-01-01 00:00"
         if self.kind == "time":
             of += " UTC" if self.zone is not None else " in the time zone of the data"
-        return f"floor((t - {first}) / {step} + {NEAR if self.whole else 0.5}), with t the time {of}"
+        return f"floor((t - {first}) / {step} + {_ROUNDING if self.whole else 0.5}), with t the time {of}"
 
     def described(self) -> dict[str, Any]:
         """As JSON holds it, for `read`, with what programs without plmu need."""
@@ -231,6 +232,13 @@ class Clock:
             micros = np.rint((self.first + self.step * (steps + offset)) / unit).astype(np.int64) * unit
             stamps = micros.astype("datetime64[us]")
         return stamps
+
+    def begins(self, steps: Steps) -> NDArray[np.float64]:
+        """When steps begin, as `plain` gives times; months on their first days. Not for clocks of rows."""
+        if self.kind == "numbers":
+            return self.first + self.step * steps.astype(np.float64)
+        dates = self.dates(steps)
+        return plain(dates.astype("datetime64[M]") if self.kind == "months" else dates)
 
     @property
     def calendar(self) -> str:

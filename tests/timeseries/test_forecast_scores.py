@@ -13,14 +13,24 @@ import plmu
 from plmu.clock import Clock
 from plmu.errors import DataError
 from plmu.nn import LookbackForecast
-from plmu.timeseries import scores
+from plmu.timeseries import intervals, scores
 from plmu.timeseries.columns import Columns
-from plmu.timeseries.scores import Intervals, WindowLinear, errors_of, model_method, score, seasonal_value, variance
+from plmu.timeseries.intervals import Intervals, errors_of
+from plmu.timeseries.scores import WindowLinear, model_method, score, seasonal_value, variance
 from plmu.timeseries.series import Piece, SeriesData
 from plmu.timeseries.split import Split, Wanted
 from plmu.timeseries.windows import Examples, Windows
 
 LOOKBACK, HORIZON, CHANNELS = 6, 4, 2
+# Quantiles of Student's t of intervals of 10, 20, 50, 80 and 95 %, by degrees of freedom, from scipy.stats.
+STUDENT = {
+    1: (0.1584, 0.3249, 1.0, 3.0777, 12.7062),
+    2: (0.1421, 0.2887, 0.8165, 1.8856, 4.3027),
+    4: (0.1338, 0.2707, 0.7407, 1.5332, 2.7764),
+    9: (0.1293, 0.2610, 0.7027, 1.3830, 2.2622),
+    39: (0.1265, 0.2551, 0.6808, 1.3036, 2.0227),
+}
+STUDENT |= dict.fromkeys(range(25, 39), STUDENT[39])  # within 1 %
 
 
 def noise(*shape: int) -> np.ndarray:
@@ -61,12 +71,12 @@ def line(examples: Examples) -> torch.Tensor:
 def test_scores_by_hand(gaps: bool, names: str) -> None:
     split = split_of(names, gaps)
     origins = split.origins("test")
-    intervals = Intervals.of(split, (0.9, 0.5))
-    assert intervals.levels == (0.5, 0.9)
-    assert intervals.relative == (names == "ab")
+    unit = Intervals.of(split, (0.9, 0.5))
+    assert unit.levels == (0.5, 0.9)
+    assert unit.relative == (names == "ab")
     sizes = torch.tensor([0.5, 2.0])[:, None, None] * torch.ones(2, CHANNELS, HORIZON)
-    intervals = replace(intervals, low=-sizes, high=1.5 * sizes)
-    result = score({"line": line, "last value": scores.last_value(HORIZON)}, split, origins, intervals)
+    unit = replace(unit, low=-sizes, high=1.5 * sizes)
+    result = score({"line": line, "last value": scores.last_value(HORIZON)}, split, origins, unit)
     errors, inside, counted = {"line": [], "last value": []}, [], []
     for origin in origins.tolist():
         window, _, _ = rows_of(split, origin, range(1 - LOOKBACK, 1))
@@ -134,34 +144,105 @@ def test_the_spread_of_short_and_constant_windows() -> None:
     assert replace(intervals, relative=False).spread(windows).tolist() == [1.0]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 9, 14, 19, 20, 400])
+@pytest.mark.parametrize("count", [1, 2, 4, 9, 39, 40, 90, 400])
 def test_intervals_are_quantiles_of_errors(count: int) -> None:
-    """The ⌈(n + 1) q⌉-th smallest of n errors, and the same from the largest."""
+    """The ⌈(n + 1) q⌉-th smallest of n errors, and the same from the largest; of too few for that, Student's t. An
+    interval holds those of lower levels."""
     errors = noise(count, CHANNELS, HORIZON)
     errors[:, 1, 1] += 10  # all of one sign: the interval reaches to the forecast
     errors[:, 1, 2] -= 10
-    missing = torch.rand(*errors.shape).numpy() < (0.2 if count > 14 else 0)
+    missing = torch.rand(*errors.shape).numpy() < (0.2 if count > 40 else 0)
     missing[0] = False
     levels = (0.1, 0.2, 0.5, 0.8, 0.95)
     shown = torch.tensor(np.where(missing, np.nan, errors))
-    intervals = Intervals(levels, False, 4, torch.zeros(CHANNELS)).fitted(shown)
-    for place, level in enumerate(levels):
-        for channel in range(CHANNELS):
-            for step in range(HORIZON):
-                kept = errors[~missing[:, channel, step], channel, step]
+    fitted = Intervals(levels, False, 4, torch.zeros(CHANNELS)).fitted(shown)
+    for channel in range(CHANNELS):
+        for step in range(HORIZON):
+            kept = errors[~missing[:, channel, step], channel, step]
+            widest = [0.0, 0.0]
+            for place, level in enumerate(levels):
                 rank = math.ceil((len(kept) + 1) * (1 + Fraction(str(level))) / 2)
-                rank = min(rank, len(kept))
-                high, low = np.sort(kept)[rank - 1], np.sort(kept)[-rank]
-                assert intervals.high[place, channel, step] == pytest.approx(max(0.0, high))
-                assert intervals.low[place, channel, step] == pytest.approx(min(0.0, low))
-    without = Intervals((), False, 4, torch.zeros(CHANNELS))
-    assert without.fitted(shown) is without
+                if len(kept) >= 40 and rank <= len(kept):
+                    ends = np.sort(kept)[-rank], np.sort(kept)[rank - 1]
+                else:
+                    largest = intervals.LARGEST * np.sort(np.abs(kept))[(len(kept) - 1) // 2]
+                    squares = np.minimum(np.abs(kept), largest) ** 2
+                    width = STUDENT[len(kept)][place] * np.sqrt(squares.mean() * (1 + 1 / len(kept)))
+                    ends = -width, width
+                widest = [min(widest[0], ends[0]), max(widest[1], ends[1])]
+                low, high = (float(part[place, channel, step]) for part in (fitted.low, fitted.high))
+                assert (low, high) == pytest.approx(widest, rel=0.01)
+    assert fitted.errors == tuple((~missing).sum(0).min(0).tolist())
+    assert Intervals((), False, 4, torch.zeros(CHANNELS)).fitted(shown).errors == fitted.errors
+
+
+def test_errors_may_count_several_times() -> None:
+    """As if there were so many of them. Of two series, whose windows differ in number, each counts alike."""
+    errors = torch.randn(90, CHANNELS, HORIZON)
+    errors[:5, 0, 0] = torch.nan
+    share = torch.cat([torch.ones(60), 3 * torch.ones(30)])
+    unit = Intervals((0.5, 0.8), False, 4, torch.zeros(CHANNELS))
+    repeated = unit.fitted(torch.cat([errors, errors[60:], errors[60:]]))
+    weighted = unit.fitted(errors, share / 7)
+    for low, high in ((weighted.low, repeated.low), (weighted.high, repeated.high)):
+        ordered = errors.nan_to_num(9.0).sort(0).values
+        places = [(ordered == part[:, None]).double().argmax(1) for part in (low, high)]
+        assert (places[0] - places[1]).abs().max() <= 1  # the correction is of 90 errors, not of 150
+    split = split_of()
+    unseen = intervals.unseen_errors(split, line)
+    pieces = torch.searchsorted(split.windows.offsets, split.origins("valid"), right=True)
+    assert torch.bincount(pieces)[1] != torch.bincount(pieces)[2]
+    torch.testing.assert_close(torch.bincount(pieces, unseen.share)[1:], torch.ones(2, dtype=torch.float64))
+
+
+def test_intervals_say_how_many_errors_they_rest_on() -> None:
+    errors = torch.randn(45, 1, 2)
+    fitted = Intervals((0.8, 0.99), False, 4, torch.zeros(1)).fitted(errors)
+    few = "; too few for quantiles of 99 %, which are those of Student's t distribution"
+    assert fitted.basis == f"intervals: from 45 errors of each step ahead{few}"
+    assert fitted.only((0.8,)).basis == "intervals: from 45 errors of each step ahead"
+    assert fitted.until(1).only((0.8,)).basis == "intervals: from 45 errors"
+    errors[:9, 0, 1] = torch.nan
+    fitted = Intervals((0.8,), False, 4, torch.zeros(1)).fitted(errors)
+    assert fitted.basis.startswith("intervals: from 45 errors of the first step to 36 of the last; too few")
+
+
+def test_an_event_counts_once() -> None:
+    """A level shift is in the horizons of several windows: at each step the errors after the first are left out."""
+    errors = torch.full((30, 1, 3), 0.5) * torch.tensor([1.0, -1.0]).repeat(15)[:, None, None]
+    for step in range(3):
+        errors[10 - step : 11, 0, step] = 100.0
+        errors[20, 0, step] = -100.0
+    errors[21] = 100.0  # another event, of the other sign
+    once = intervals.without_repeats(errors)
+    assert once.isnan().sum(0)[0].tolist() == [0, 1, 2]
+    assert (once == 100).sum(0)[0].tolist() == [2, 2, 2]
+    torch.testing.assert_close(once[11:], errors[11:])
+
+
+def test_windows_without_changes_do_not_widen_intervals() -> None:
+    """Their spread is next to nothing, and an error would count as thousands of it."""
+    values = noise(120, 1)
+    values[40:60] = 0.0
+    data = SeriesData(Columns(None, ("a",), None), Clock(), [
+        Piece(name, 0, values, np.ones(values.shape, bool)) for name in "ab"
+    ])  # fmt: skip
+    split = Split.of_file(data, Wanted(HORIZON, lookback=LOOKBACK, season=0, validation=0.6))
+    origins = split.origins("valid")
+    unit = Intervals.of(split, ())
+    errors = errors_of(unit, [(scores.last_value(HORIZON), origins)], split.windows, split.length, HORIZON)
+    still = torch.tensor([np.ptp(values[(row % 120) - LOOKBACK + 1 : (row % 120) + 1]) == 0 for row in origins])
+    assert 0 < still.sum() < len(still)
+    assert torch.equal(errors.isnan().all(2)[:, 0], still)
+    assert errors[~still].abs().max() < 100
+    only = errors_of(unit, [(scores.last_value(HORIZON), origins[still])], split.windows, split.length, HORIZON)
+    assert only.isfinite().all()
 
 
 def test_an_interval_of_no_errors_is_no_number_of_its_own() -> None:
     errors = torch.full((3, 1, 1), torch.nan)
     fitted = Intervals((0.8,), False, 4, torch.zeros(1)).fitted(errors)
-    assert (float(fitted.low), float(fitted.high)) == (0.0, float("inf"))
+    assert (float(fitted.low), float(fitted.high)) == (-float("inf"), float("inf"))
 
 
 def test_some_levels_of_a_run() -> None:
@@ -182,30 +263,30 @@ def test_some_levels_of_a_run() -> None:
 def test_errors_count_more_where_the_validation_rows_are_few(
     validation: float, few: int, least: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scores, "FEW", few)
-    monkeypatch.setattr(scores, "LEAST", least)
+    monkeypatch.setattr(intervals, "FEW", few)
+    monkeypatch.setattr(intervals, "LEAST", least)
     split = split_of(validation=validation)
     of = {kind: split.origins(kind) for kind in ("valid", "train")}
     assert len(of["valid"]) == (11 if validation else 0)
     folds = [(scores.last_value(HORIZON), of["train"][:3])]
-    parts = {"valid": [(line, of["valid"])], "folds": folds, "train": [(line, of["train"])]}
+    parts = {"valid": [(line, of["valid"])], "folds": folds, "train": [(seasonal_value(HORIZON, 5), of["train"])]}
     forecasts = [part for name in expected for part in parts[name]]
     right = errors_of(Intervals.of(split, ()), forecasts, split.windows, split.length, HORIZON)
-    torch.testing.assert_close(scores.unseen_errors(split, line, lambda: folds), right)
+    torch.testing.assert_close(intervals.unseen_errors(split, line, lambda: folds).errors, right)
     if "folds" in expected and validation:
         without = [part for name in expected if name != "folds" for part in parts[name]]
         right = errors_of(Intervals.of(split, ()), without, split.windows, split.length, HORIZON)
-        torch.testing.assert_close(scores.unseen_errors(split, line), right)
+        torch.testing.assert_close(intervals.unseen_errors(split, line).errors, right)
 
 
 def test_errors_are_held_for_a_bounded_number_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     data = SeriesData(Columns(None, ("a",), None), Clock(), [Piece("a", 0, *_noise(1500))])
     split = Split.of_file(data, Wanted(HORIZON, lookback=LOOKBACK, season=0, validation=0.4))
-    assert len(scores.unseen_errors(split, line)) == 597
-    monkeypatch.setattr(scores, "HELD", HORIZON * 300)
-    assert len(scores.unseen_errors(split, line)) == 299  # every other
-    monkeypatch.setattr(scores, "HELD", HORIZON)
-    assert len(scores.unseen_errors(split, line)) == 199  # at least 200 at most, so every third
+    assert len(intervals.unseen_errors(split, line).errors) == 597
+    monkeypatch.setattr(intervals, "HELD", HORIZON * 300)
+    assert len(intervals.unseen_errors(split, line).errors) == 299  # every other
+    monkeypatch.setattr(intervals, "HELD", HORIZON)
+    assert len(intervals.unseen_errors(split, line).errors) == 199  # at least 200 at most, so every third
 
 
 def _noise(rows: int) -> tuple[np.ndarray, np.ndarray]:

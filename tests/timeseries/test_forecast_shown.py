@@ -17,7 +17,8 @@ from plmu.errors import DataError
 from plmu.timeseries.forecast_experiment import Forecast, ForecastConfig, ForecastTask
 from plmu.timeseries.forecast_files import as_text, plot_forecasts
 from plmu.timeseries.forecast_models import GradientModel
-from plmu.timeseries.scores import Intervals, model_method
+from plmu.timeseries.intervals import Intervals
+from plmu.timeseries.scores import model_method
 from plmu.training.config import TrainingConfig
 
 

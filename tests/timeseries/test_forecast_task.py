@@ -16,7 +16,8 @@ from plmu.timeseries.choosing import Options, rolling
 from plmu.timeseries.columns import Columns
 from plmu.timeseries.forecast_experiment import Forecast, ForecastTask, prepare
 from plmu.timeseries.forecast_models import ClosedModel, WindowLSTM, equal_size
-from plmu.timeseries.scores import Intervals, errors_of, last_value, score
+from plmu.timeseries.intervals import Intervals, errors_of
+from plmu.timeseries.scores import last_value, score
 from plmu.timeseries.series import Piece, SeriesConfig, SeriesData
 from plmu.timeseries.split import Split, Wanted
 

@@ -18,7 +18,8 @@ import plmu
 from plmu.cli.program import main
 from plmu.errors import DataError
 from plmu.nn import PooledForecast
-from plmu.timeseries.scores import Errors, score
+from plmu.runs.deployed import load as load_run
+from plmu.timeseries.scores import Errors, model_method, score
 from plmu.timeseries.series_scores import SeriesUnits
 
 HORIZON = 6
@@ -272,3 +273,88 @@ def test_mase_and_smape_are_those_of_competitions() -> None:
 def test_a_single_series_has_no_averages_over_series() -> None:
     assert Errors(*(torch.ones(1, 1) for _ in range(3))).averages() == {}
     assert SeriesUnits.of([], [], 0) is None
+
+
+def test_counts_have_no_forecast_below_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In Python, by the command, in a stream, in a session and in the scores of intervals; a column with values below
+    zero keeps them."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    k = np.arange(90)
+    lines = [
+        f"s{n},{month(int(step))},{rng.poisson(max(0.0, 20 - 0.25 * step))},{rng.standard_normal():.3f}"
+        for n in range(6)
+        for step in k
+    ]
+    Path("panel.csv").write_text("\n".join(["shop,month,sales,balance", *lines, ""]))
+    trained()
+    assert "forecasts of at least 0: sales" in capsys.readouterr().out
+    printed = predicted(capsys)
+    for title in ("sales", "sales low 80", "sales low 95", "sales high 95"):
+        assert min(float(row[title]) for row in printed) >= 0
+    assert min(float(row["sales low 95"]) for row in printed) == 0
+    assert min(float(row["balance low 80"]) for row in printed) < -0.5
+    saved = plmu.Forecaster.from_run(RUN)
+    assert saved.model.nonnegative == (0,)
+    forecasts = load_run(RUN).forecasts
+    assert forecasts is not None
+    stream = plmu.Stream(saved.model)
+    for step in range(30):
+        out = stream.push([float(step == 3), 0.0])
+    answer = forecasts.answer(out.tolist(), 29, stream.state, 30)
+    assert min(answer["forecast"]["sales"]) >= 0
+    assert min(answer["intervals"]["sales-lo-95"]) >= 0
+    assert min(answer["intervals"]["balance-lo-95"]) < 0
+    free = plmu.Forecaster(HORIZON, season=12, nonnegative=False).fit("panel.csv")
+    assert free.model.nonnegative == ()
+    assert free.predict(level=95)["sales-lo-95"].to_numpy().min() < 0
+    trained("--model.nonnegative", "False", "--name", "free")
+    assert "at least 0" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [60, 600])
+def test_bounds_of_a_single_series_of_counts(rows: int) -> None:
+    """Whose first value is far from zero: windows are relative to it."""
+    rng = np.random.default_rng(0)
+    counts = rng.poisson(np.linspace(30, 0.5, rows)).astype(float)
+    forecaster = plmu.Forecaster(12, test=0.2).fit(counts)
+    ahead = forecaster.predict(level=[80, 95])
+    assert ahead.lower.min() == 0
+    assert ahead.mean.min() >= 0
+    split = forecaster.fitted_.split
+    assert split is not None
+    intervals = forecaster.fitted_.intervals((0.8, 0.95))
+    result = score({"model": model_method(forecaster.model)}, split, split.scored("test"), intervals)
+    assert result.coverage[1] > 0.8
+    examples = split.windows.take(split.scored("test"), split.length, split.horizon)
+    forecasts = model_method(forecaster.model)(examples) + examples.level[..., None]
+    assert forecasts.min() > -1e-3
+
+
+def test_a_messy_panel_gives_the_same_by_command_and_estimator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Integers as ids, rows in any order, ends that differ, a series of one row, empty cells, times that repeat."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    rows: Rows = []
+    for number in range(60):
+        length, start = 50 - number % 7, number % 11
+        rows += [(1000 + number, start + k, int(value)) for k, value in enumerate(rng.poisson(5 + number, length))]
+    rows += [(77, 20, 3), (1003, 20, 7), (1004, 21, ""), (1005, 22, 9)]
+    written([rows[place] for place in rng.permutation(len(rows))], "item")
+    trained("--model.season", "0")
+    shown = capsys.readouterr().out
+    assert "series: 61, by column 'item'" in shown
+    assert "short series: 1 of 61 have too few rows for a test" in shown
+    assert "times: rows on the step of another: " in shown
+    assert "intervals: from " in shown
+    printed = predicted(capsys)
+    frame = plmu.Forecaster(HORIZON, season=0, validation=0.1, test=0.2).fit("panel.csv").predict(level=[80, 95])
+    assert len(printed) == 61 * HORIZON
+    assert frame["item"].to_list() == [row["item"] for row in printed]
+    for ours, theirs in (("sales", "sales"), ("sales-lo-80", "sales low 80"), ("sales-hi-95", "sales high 95")):
+        np.testing.assert_allclose(frame[ours].to_numpy(), [float(row[theirs]) for row in printed], atol=1e-6)
+    assert np.isfinite(frame["sales"].to_numpy()).all()

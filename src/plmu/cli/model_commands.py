@@ -107,7 +107,11 @@ def predict_parser() -> Parser:
         ("bad", ("raise", "missing"), "text in a column of numbers: raise, or take it as missing"),
         ("missing", ("hold", "linear", "split", "raise"), "gaps: hold, linear, split or raise"),
         ("irregular", ("grid", "raise"), "times off the grid: grid or raise"),
-        ("duplicates", ("mean", "first", "last", "raise"), "rows with the same time: mean, first, last or raise"),
+        (
+            "duplicates",
+            ("mean", "sum", "first", "last", "raise"),
+            "rows with the same time or step: mean, sum, first, last or raise",
+        ),
     ):
         parser.add_argument(f"--data.{name}", type=OneOf(*choices), help=f"{text} (as in training)")
     parser.add_argument(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,6 +70,17 @@ class Builder:
         out = Value(size, wide=like.wide)
         self.operations.append(kind(out, *arguments))
         return out
+
+    def bounded(self, forecasts: Value, nonnegative: Sequence[int], channels: int) -> Value:
+        """Forecasts (steps · channels), of which those of these channels are at least 0. NaN stays."""
+        if not nonnegative:
+            return forecasts
+        size = forecasts.size
+        below = torch.zeros(channels)
+        below[list(nonnegative)] = -1.0
+        negative = self.add_like(forecasts, ops.Scale, size, forecasts, below.repeat(size // channels), None)
+        zero = self.add_like(forecasts, ops.Scale, size, forecasts, torch.zeros(size), None)
+        return self.add_like(forecasts, ops.Where, size, negative, zero, forecasts)
 
     def split(self, x: Value, *sizes: int) -> tuple[Value, ...]:
         """x cut into consecutive values of these sizes."""

@@ -31,7 +31,8 @@ def lower_forecast(b: Builder, part: WindowForecast, x: Value, state: Any) -> tu
     rows = clock.pushed(b, window, x)
     changes = b.add(ops.Changes, rows.size, rows, x, 1 / units)
     out = _readout(b, part, changes, clock, units)
-    return b.add_like(x, ops.Raise, out.size, out, x, units), (rows, clock.after)
+    out = b.add_like(x, ops.Raise, out.size, out, x, units)
+    return b.bounded(out, part.nonnegative, part.channels), (rows, clock.after)
 
 
 def lower_covariates(b: Builder, part: CovariateForecast, x: Value, state: Any) -> tuple[Value, Any]:
@@ -62,7 +63,8 @@ def lower_covariates(b: Builder, part: CovariateForecast, x: Value, state: Any) 
         ahead = b.add(ops.Multiply, ahead.size, ahead, b.add(ops.Concat, ahead.size, (size,) * horizon))
     unexplained = b.add(ops.Add, rows.size, changes, _negative(b, past))
     out = b.add(ops.Add, ahead.size, _readout(b, part, unexplained, clock, units), ahead)
-    return b.add_like(x, ops.Raise, out.size, out, values, units), (rows, clock.after, effects, recent)
+    out = b.add_like(x, ops.Raise, out.size, out, values, units)
+    return b.bounded(out, part.nonnegative, channels), (rows, clock.after, effects, recent)
 
 
 def _describe(b: Builder, part: WindowForecast, window: Value, position: Value) -> None:

@@ -49,12 +49,13 @@ def lower_pooled(b: Builder, part: PooledForecast, x: Value, state: Any) -> tupl
     rows = b.add_like(window, ops.Push, window.size, window, x, started)
     steps = _Steps.of(b, part, b.split(after, 1, 1)[1])
     if part.channels == 1:
-        return _forecast(b, part, rows, steps), (rows, after)
+        return b.bounded(_forecast(b, part, rows, steps), part.nonnegative, 1), (rows, after)
     series = b.split(b.add_like(rows, ops.Transpose, rows.size, rows, part.window), *[part.window] * part.channels)
     forecasts = tuple(_forecast(b, part, one_channel, steps) for one_channel in series)
     size = part.horizon * part.channels
     joined = b.add_like(rows, ops.Concat, size, forecasts)
-    return b.add_like(rows, ops.Transpose, size, joined, part.channels), (rows, after)
+    out = b.add_like(rows, ops.Transpose, size, joined, part.channels)
+    return b.bounded(out, part.nonnegative, part.channels), (rows, after)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from plmu.core.modes import is_open
-from plmu.folded.windowed import Windowed, count_after, number_of, position_after, pushed, window_state
+from plmu.folded.windowed import Windowed, bounded, count_after, number_of, position_after, pushed, window_state
 
 AMPLITUDE = 2.0  # upper bound of a season's amplitude in a window; 1 is the amplitude of its pattern
 
@@ -159,7 +159,8 @@ class WindowForecast(Windowed):
         window, position = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
         window, number = pushed(window, x, position), number_of(position, self.phase)
         after = position_after(number, count_after(position, 1))
-        return self.read(window.mT.to(x.dtype), number).mT.flatten(1), (window, after)
+        out = bounded(self.read(window.mT.to(x.dtype), number), self.nonnegative)
+        return out.mT.flatten(1), (window, after)
 
     def read(self, windows: Tensor, phase: Tensor) -> Tensor:
         """Forecasts (..., channels, horizon) of windows (..., channels, lookback), by the phase of their last steps."""
@@ -214,7 +215,7 @@ class CovariateForecast(WindowForecast):
         sized = effect * spread(windows) if self.relative else effect
         out = self.read(windows - sized[..., : self.lookback], number) + sized[..., self.lookback :]
         after = position_after(number, count_after(position, 1))
-        return out.mT.flatten(1), (window, after, effects, recent)
+        return bounded(out, self.nonnegative).mT.flatten(1), (window, after, effects, recent)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         window, position = super().initial_state(batch, dtype, device)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from plmu.folded.adaptive import Tables, adaptive, tables
 from plmu.folded.base import read_only, wide_dtype
-from plmu.folded.windowed import Windowed, count_after, number_of, position_after, pushed, window_state
+from plmu.folded.windowed import Windowed, bounded, count_after, number_of, position_after, pushed, window_state
 
 NOISE = 1e-12  # variance of seasonal ratios that counts as none
 FLAT = 0.05  # a moving average has ratios above this share of the mean absolute value
@@ -328,6 +328,7 @@ class PooledForecast(Windowed):
         arrays = self.cast(window)
         members = self.readouts(arrays)
         out = pooled(window.mT, steps[:, None], self.season, self.horizon, members, arrays["shares"])
+        out = bounded(out, self.nonnegative)
         return out.mT.flatten(1).to(x.dtype), (window, position_after(number_of(position, 0), steps))
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:

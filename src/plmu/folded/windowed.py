@@ -7,7 +7,8 @@ is preset (`plmu.nn.LookbackForecast.state_at`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,10 +45,28 @@ def window_state(batch: int, size: int, channels: int, dtype: torch.dtype, devic
     return window, torch.zeros(batch, 2, dtype=torch.int64, device=device)
 
 
+def bounded(forecasts: Tensor, nonnegative: Sequence[int], level: Tensor | None = None) -> Tensor:
+    """Forecasts (..., channels, horizon), of which those of these channels are at least 0.
+
+    Args:
+        forecasts: in the units of the channels.
+        nonnegative: numbers of channels.
+        level: what forecasts are relative to, (..., channels); by default 0.
+    """
+    if not nonnegative:
+        return forecasts
+    channels = list(forecasts.unbind(-2))
+    for place in nonnegative:
+        lowest = torch.zeros_like(channels[place]) if level is None else -level[..., place, None]
+        channels[place] = channels[place].maximum(lowest)
+    return torch.stack(channels, dim=-2)
+
+
 @dataclass(frozen=True, eq=False)
 class Windowed(Folded):
     """A kind that computes in the precision of its input. Arrays stay float64, and are cast to each precision once."""
 
+    nonnegative: tuple[int, ...] = field(default=(), kw_only=True)  # channels whose forecasts are at least 0
     sample_dtype = torch.float64
 
     def __post_init__(self) -> None:

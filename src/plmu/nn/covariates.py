@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class CovariateForecast(LookbackForecast):
         individual: whether each channel has a readout of its own, or all share one.
         season: steps of the repeated pattern; 0 for none.
         phase: where in the pattern a sequence begins.
+        nonnegative: numbers of channels whose forecasts are at least 0, such as those of counts.
         return_sequences: False gives the forecast at each sequence's last step alone.
         device: of the weights.
         dtype: of the weights.
@@ -71,6 +73,7 @@ class CovariateForecast(LookbackForecast):
         individual: bool = False,
         season: int = 0,
         phase: int = 0,
+        nonnegative: Sequence[int] = (),
         return_sequences: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -84,6 +87,7 @@ class CovariateForecast(LookbackForecast):
             individual=individual,
             season=season,
             phase=phase,
+            nonnegative=nonnegative,
             return_sequences=return_sequences,
             device=device,
             dtype=dtype,
@@ -180,7 +184,8 @@ class CovariateForecast(LookbackForecast):
         lagged = recent.mT.to(x.dtype)
         effects = pushed(effects, self.effect(lagged)[..., 0], position)
         window, ends = pushed(window, values, position), self._ends(position)
-        out = self._ahead(window.mT.to(x.dtype), effects.mT.to(x.dtype), ends.number, lagged, future).mT.flatten(1)
+        out = self._ahead(window.mT.to(x.dtype), effects.mT.to(x.dtype), ends.number, lagged, future)
+        out = self.bounded(out).mT.flatten(1)
         return out.to(result_dtype(x)), (window, position_after(*ends), effects, recent)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,6 +201,7 @@ class CovariateForecast(LookbackForecast):
         return folded.CovariateForecast(
             **self._arrays(),
             phase=self.phase,
+            nonnegative=self.nonnegative,
             effect_weight=exact(self.effect_weight),
             lag_taps=taps,
             lags=self.lags,

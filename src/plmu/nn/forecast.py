@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from plmu.folded.forecast import read_out, season_in, standard
 from plmu.nn.folding import exact
 from plmu.nn.savable import savable
 from plmu.nn.steppable import changed, factory, positive
-from plmu.nn.windowed import Ends, WindowedForecast
+from plmu.nn.windowed import Ends, WindowedForecast, checked_channels
 
 
 @savable
@@ -38,6 +39,7 @@ class LookbackForecast(WindowedForecast):
         individual: whether each channel has a readout of its own, or all share one.
         season: steps of the repeated pattern; 0 for none.
         phase: where in the pattern a sequence begins.
+        nonnegative: numbers of channels whose forecasts are at least 0, such as those of counts.
         return_sequences: False gives the forecast at each sequence's last step alone.
         device: of the weights.
         dtype: of the weights.
@@ -66,6 +68,7 @@ class LookbackForecast(WindowedForecast):
         individual: bool = False,
         season: int = 0,
         phase: int = 0,
+        nonnegative: Sequence[int] = (),
         return_sequences: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -77,6 +80,7 @@ class LookbackForecast(WindowedForecast):
         if not isinstance(phase, int) or not 0 <= phase < max(self.season, 1):
             raise ValueError(f"phase must be an integer from 0 to {max(self.season, 1) - 1}, got {phase!r}")
         self.phase, self.individual, self.returns_sequences = phase, bool(individual), return_sequences
+        self.nonnegative = checked_channels(nonnegative, self.channels)
         self.output_size = self.horizon * self.channels
         with torch.device("cpu"):  # the default device may be "meta"
             self._system = DelayNetwork(order, theta).discretize()
@@ -112,7 +116,7 @@ class LookbackForecast(WindowedForecast):
         return self.read(windows, ends.number)
 
     def read(self, windows: Tensor, phase: Tensor) -> Tensor:
-        """Forecasts (..., channels, horizon) of windows.
+        """Forecasts (..., channels, horizon) of windows, without the bound of `nonnegative` channels.
 
         Args:
             windows: (..., channels, lookback).
@@ -138,7 +142,7 @@ class LookbackForecast(WindowedForecast):
     def fold(self) -> Folded:
         if changed(self, "fold"):  # a subclass may do something else
             return super().fold()
-        return WindowForecast(**self._arrays(), phase=self.phase)
+        return WindowForecast(**self._arrays(), phase=self.phase, nonnegative=self.nonnegative)
 
     def _arrays(self) -> dict[str, Any]:
         """The arrays of the folded form, in float64."""
@@ -148,7 +152,8 @@ class LookbackForecast(WindowedForecast):
     def extra_repr(self) -> str:
         sizes = f"{self.channels}, horizon={self.horizon}, order={self.order}, theta={self.config['theta']:g}"
         hidden = {name: self.config[name] for name in ("individual", "season", "phase", "return_sequences")}
-        usual = {"individual": False, "season": 0, "phase": 0, "return_sequences": True}
+        hidden["nonnegative"] = self.nonnegative
+        usual = {"individual": False, "season": 0, "phase": 0, "return_sequences": True, "nonnegative": ()}
         options = "".join(f", {name}={value}" for name, value in hidden.items() if value != usual[name])
         return f"{sizes}, lookback={self.lookback}{options}"
 

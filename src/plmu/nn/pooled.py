@@ -32,7 +32,7 @@ from plmu.folded.pooled import (
 from plmu.nn.folding import exact
 from plmu.nn.savable import savable
 from plmu.nn.steppable import changed, factory, positive
-from plmu.nn.windowed import Ends, WindowedForecast
+from plmu.nn.windowed import Ends, WindowedForecast, checked_channels
 
 _SPREAD = 0.5  # standard deviation of the biases of the first hidden layer
 _LEAST = 0.05  # added to the standard deviation of an input of the hidden layers
@@ -66,6 +66,7 @@ class PooledForecast(WindowedForecast):
         season: the seasonal period of the forecast before any member is long enough; 0 for none. A window of fewer than
             two seasons and a half, or so, has none; so it is with the members.
         seed: of the hidden layers.
+        nonnegative: numbers of channels whose forecasts are at least 0, such as those of counts.
         return_sequences: False gives the forecast at each sequence's last step alone.
         device: of the weights.
         dtype: of the weights.
@@ -90,6 +91,7 @@ class PooledForecast(WindowedForecast):
         *,
         season: int = 0,
         seed: int = 0,
+        nonnegative: Sequence[int] = (),
         return_sequences: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -101,6 +103,7 @@ class PooledForecast(WindowedForecast):
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, got {seed!r}")
         self.returns_sequences = return_sequences
+        self.nonnegative = checked_channels(nonnegative, self.channels)
         self.output_size = self.horizon * self.channels
         place = factory(device, dtype)
         kinds = _checked(members, self.window)
@@ -141,7 +144,7 @@ class PooledForecast(WindowedForecast):
         return adjusted(real_part(windows, steps), steps, season, self.horizon)
 
     def read(self, windows: Tensor, steps: Tensor) -> Tensor:
-        """Forecasts (..., horizon) of windows.
+        """Forecasts (..., horizon) of windows, without the bound of `nonnegative` channels.
 
         Args:
             windows: (..., window), of one channel; what is in the padding does not matter.
@@ -179,13 +182,13 @@ class PooledForecast(WindowedForecast):
             channels=self.channels,
             window=self.window,
             season=self.season,
+            nonnegative=self.nonnegative,
         )
 
     def extra_repr(self) -> str:
         sizes = f"{self.channels}, horizon={self.horizon}, window={self.window}"
-        names, usual = ("season", "seed", "return_sequences"), (0, 0, True)
-        options = (f", {name}={self.config[name]}" for name, value in zip(names, usual, strict=True)
-                   if self.config[name] != value)  # fmt: skip
+        usual = {"season": 0, "seed": 0, "nonnegative": [], "return_sequences": True}
+        options = (f", {name}={self.config[name]}" for name, value in usual.items() if self.config[name] != value)
         return sizes + "".join(options)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from plmu.core.modes import is_open
-from plmu.folded.windowed import count_after, number_of, position_after, pushed, window_state
+from plmu.folded.windowed import bounded, count_after, number_of, position_after, pushed, window_state
 from plmu.nn.past import ends as last_rows
 from plmu.nn.steppable import Steppable, check_features
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
@@ -42,6 +42,7 @@ class WindowedForecast(Steppable):
     channels: int
     horizon: int
     input_size: int
+    nonnegative: tuple[int, ...] = ()  # channels whose forecasts are at least 0
 
     @property
     @abstractmethod
@@ -89,8 +90,17 @@ class WindowedForecast(Steppable):
         self._check(x, 2)
         window, position = self._start(x, state)
         window, ends = pushed(window, x, position), self._ends(position)
-        out = self._forecast(window.mT.to(x.dtype), ends).mT.flatten(1)
+        out = self.bounded(self._forecast(window.mT.to(x.dtype), ends)).mT.flatten(1)
         return out.to(result_dtype(x)), (window, position_after(*ends))
+
+    def bounded(self, forecasts: Tensor, level: Tensor | None = None) -> Tensor:
+        """Forecasts (..., channels, horizon), of which those of `nonnegative` channels are at least 0.
+
+        Args:
+            forecasts: such as those of `read`.
+            level: what they are relative to, (..., channels); by default 0.
+        """
+        return bounded(forecasts, self.nonnegative, level)
 
     def state_at(self, step: int, dtype: torch.dtype | None = None) -> Any:
         """The state of one sequence before its first step, with a preset number of that step.
@@ -170,7 +180,15 @@ class WindowedForecast(Steppable):
         windows = row_windows(steps, self.window_size, start_rows, when).movedim(3, 2)  # (batch, count, columns, size)
         here = Ends(*(part.gather(1, when) for part in ends))
         forecasts = self._forecast(windows, here) if ahead is None else ahead(windows, here, when)
-        return forecasts.movedim(3, 2).flatten(2)
+        return self.bounded(forecasts).movedim(3, 2).flatten(2)
+
+
+def checked_channels(values: Sequence[int], channels: int) -> tuple[int, ...]:
+    """Numbers of channels whose forecasts are at least 0; raises unless they are different and there."""
+    listed = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [None]
+    if not all(type(value) is int and 0 <= value < channels for value in listed) or len(set(listed)) < len(listed):
+        raise ValueError(f"nonnegative must be a list of different channels from 0 to {channels - 1}, got {values!r}")
+    return tuple(sorted(listed))
 
 
 def start_steps(position: Tensor, time: int, resets: Tensor | None) -> Tensor:

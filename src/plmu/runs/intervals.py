@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from plmu.runs.folder import INTERVALS_FILE, parsed
 
+SURE = 40  # errors, below which the ends of intervals are not quantiles of them
 _RECENT = 6  # latest changes of a window that are measured apart; those of a season if that is longer
 
 
@@ -82,6 +84,8 @@ class Intervals:
     low: Tensor = field(default_factory=lambda: torch.zeros(0))  # (levels, channels, horizon)
     high: Tensor = field(default_factory=lambda: torch.zeros(0))
     scaling: Scaling | None = None  # of models of many series
+    nonnegative: tuple[int, ...] = ()  # channels whose bounds are at least 0
+    errors: tuple[int, ...] = ()  # how many errors the quantiles of each step ahead rest on
 
     @classmethod
     def read(cls, folder: Path, lookback: int) -> Self:
@@ -98,7 +102,9 @@ class Intervals:
                 lag, again, powers = (content["scaling"][name] for name in ("lag", "again", "powers"))
                 scaling = Scaling(int(lag), int(again), tuple(map(float, powers)))
             rows = int(content.get("lookback", lookback))
-            return tuple(content["levels"]), bool(content["relative"]), rows, floor, low, high, scaling
+            nonnegative, errors = (tuple(map(int, content.get(name, ()))) for name in ("nonnegative", "errors"))
+            relative, levels = bool(content["relative"]), tuple(content["levels"])
+            return levels, relative, rows, floor, low, high, scaling, nonnegative, errors
 
         return cls(*parsed(folder / INTERVALS_FILE, fields))
 
@@ -114,6 +120,23 @@ class Intervals:
             shown = ", ".join(f"{100 * level:g}" for level in self.levels)
             raise ValueError(f"level must be of those of the run: {shown}")
         return replace(self, levels=tuple(levels), low=self.low[places], high=self.high[places])
+
+    @property
+    def basis(self) -> str:
+        """How many errors the quantiles rest on, in words; empty where that is not known."""
+        if not self.errors or not self.levels:
+            return ""
+        first, last = self.errors[0], self.errors[-1]
+        count = f"{first:,} errors" + f" of the first step to {last:,} of the last" * (first != last)
+        count += " of each step ahead" * (first == last and len(self.errors) > 1)
+        few = [level for level in self.levels if min(self.errors) < needed(level)]
+        shown = ", ".join(f"{100 * level:g}" for level in few)
+        how = f"; too few for quantiles of {shown} %, which are those of Student's t distribution" if few else ""
+        return f"intervals: from {count}{how}"
+
+    def until(self, horizon: int | None) -> Self:
+        """Those of the first steps ahead; None for all."""
+        return replace(self, low=self.low[..., :horizon], high=self.high[..., :horizon], errors=self.errors[:horizon])
 
     def spread(self, windows: Tensor, rows: Tensor | None = None) -> Tensor:
         """The unit of errors: (windows, channels, 1), or 1.
@@ -132,17 +155,26 @@ class Intervals:
         changes = (changes / (count.clamp(max=windows.shape[-1]) - 1).clamp(min=1)[:, None, None]).sqrt()
         return changes.maximum(self.floor[:, None])
 
-    def bounds(self, mean: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    def bounds(self, mean: Tensor, spread: Tensor, level: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Lower and upper ends of the intervals, (levels, series, channels, horizon).
 
         Args:
             mean: point forecasts, (series, channels, horizon).
             spread: (series, channels, 1).
+            level: what forecasts are relative to, (series, channels); by default 0.
         """
         if not self.levels:
             return mean.new_zeros(0, *mean.shape), mean.new_zeros(0, *mean.shape)
-        low, high = (mean + spread * ends[:, None] for ends in (self.low, self.high))
+        lowest = mean.new_full((mean.shape[-2], 1), -math.inf)
+        lowest[list(self.nonnegative)] = 0
+        lowest = lowest if level is None else lowest - level[..., None].to(mean)
+        low, high = ((mean + spread * ends[:, None]).maximum(lowest) for ends in (self.low, self.high))
         return low, high
+
+
+def needed(level: float) -> int:
+    """The number of errors of which an interval's ends are quantiles."""
+    return max(SURE, math.ceil((1 + level) / (1 - level) - 1e-9))
 
 
 def bound_names(column: str, level: float) -> tuple[str, str]:

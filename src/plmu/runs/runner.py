@@ -45,7 +45,7 @@ from plmu.runs.results import read_results, summarised, thinned
 from plmu.training.checkpoints import Checkpoints, other_version
 from plmu.training.loop import Outcome, Trainer
 from plmu.training.processes import ALONE, Processes
-from plmu.training.progress import Progress
+from plmu.training.progress import Progress, stages_shown
 from plmu.training.task import Task, check_finite
 
 NEXT = "next: "  # how a line on what to do next begins
@@ -187,7 +187,9 @@ def _run_seed(
     """
     start = time.monotonic()
     hashes = sources.own_hashes(config.data)
-    task, network, fingerprint = _prepared(experiment, model, config, processes)
+    quiet = options.quiet or not processes.writes
+    with stages_shown(f"{experiment.name} {model}", quiet):
+        task, network, fingerprint = _prepared(experiment, model, config, processes)
     if config.training.refit:
         task.notes["validation"] = "its data were trained on too, and the last epoch was taken"
     parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
@@ -202,9 +204,7 @@ def _run_seed(
         outcome = _scored(task, network, time.monotonic() - start)
         test = outcome.test
     else:
-        with Progress(
-            f"{experiment.name} {model}", config.training.epochs, options.quiet or not processes.writes
-        ) as bar:
+        with Progress(f"{experiment.name} {model}", config.training.epochs, quiet) as bar:
             trainer = Trainer(
                 task,
                 network,
@@ -245,7 +245,8 @@ def _run_seed(
         log.finish(outcome.history)
         _write_model(experiment, model, network, folder)
         _write_texts(folder, experiment.outputs(task))
-        lines = experiment.write_more(folder, config, task, network)
+        with stages_shown(f"{experiment.name} {model}", quiet):
+            lines = experiment.write_more(folder, config, task, network)
         write_json(folder / RESULT_FILE, result)  # last: it says that the run is finished
         _print([line for line in lines if not line.startswith(NEXT)], options.quiet)
     processes.wait()

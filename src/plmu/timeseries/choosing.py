@@ -17,9 +17,9 @@ from torch import Tensor
 from plmu.folded.pooled import LEAST_LEVEL
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
-from plmu.nn.pooled import PooledForecast
 from plmu.timeseries import pooled
 from plmu.timeseries.effects import Effect, best_effect, effects_of
+from plmu.timeseries.predictions import ForecastModel, with_options
 from plmu.timeseries.ridge import ALPHAS, PULLS, ScaledSeries, best_ridge
 from plmu.timeseries.season import calendar_patterns, pattern
 from plmu.timeseries.series import Numbers, Piece
@@ -36,9 +36,6 @@ MEMORY = 8  # the shortest look-back with which a LookbackForecast is tried besi
 BLOCK = 4096  # windows that it forecasts at a time
 _TRIED = 20_000  # windows over all channels, up to which options are compared
 _FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
-
-
-ForecastModel = LookbackForecast | PooledForecast
 
 
 class Summary(dict[str, Any]):
@@ -70,6 +67,7 @@ class Options(NamedTuple):
     lags: int | None = None
     calendar: str | None = None  # what a row is, if that is known
     pooled: bool = False  # whether a PooledForecast is used in any case
+    nonnegative: bool | None = None  # None for yes in channels without a value below 0
 
 
 @dataclass(frozen=True)
@@ -194,6 +192,25 @@ def standard_deviation(rows: Numbers) -> Numbers:
 
 
 def fit(split: Split, options: Options) -> tuple[Chosen, Numbers, Numbers]:
+    """Fit to the rows before the test rows, with forecasts of at least 0 where the options say so. Several series are
+    each scaled by a standard deviation of their own.
+
+    Returns:
+        What was chosen; and the mean and the standard deviation of each channel before the validation rows.
+    """
+    chosen, mean, scale = _fit(split, options)
+    fitted = [piece.values[:end] for piece, (_, end) in zip(split.data.pieces, split.cuts, strict=True)]
+    least = np.min([rows.min(axis=0) for rows in fitted if len(rows)], axis=0)
+    above = np.full(len(least), bool(options.nonnegative)) if options.nonnegative is not None else least >= 0
+    nonnegative = np.flatnonzero(above).tolist()
+    chosen.summary["nonnegative"] = nonnegative
+    if not nonnegative:
+        return chosen, mean, scale
+    model, unrefitted = (with_options(m, nonnegative=nonnegative) for m in (chosen.model, chosen.unrefitted))
+    return replace(chosen, model=model, unrefitted=unrefitted), mean, scale
+
+
+def _fit(split: Split, options: Options) -> tuple[Chosen, Numbers, Numbers]:
     """Fit to the rows before the test rows. Several series are each scaled by a standard deviation of their own.
 
     Returns:

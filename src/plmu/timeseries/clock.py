@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
     dates = np.issubdtype(groups[0].dtype, np.datetime64)
     origin = float(plain(np.array([first]))[0])
     if step is not None:
-        return _of_step(step, dates, origin)
+        return _on_days(_of_step(step, dates, origin), groups)
     apart = np.concatenate([np.diff(plain(times)) for times in groups])
     apart = apart[apart > 0]
     if not len(apart):
@@ -94,6 +95,23 @@ def _rounded(median: float, apart: NDArray[np.float64]) -> float:
         if (near := round(median / size) * size) and abs(near - median) <= tolerance:
             return float(near)
     return median
+
+
+def _on_days(clock: Clock, groups: list[NDArray[Any]]) -> Clock:
+    """The clock with steps that begin at midnight, weeks on Mondays and months on their first days, where rows are
+    closer than its steps."""
+    if clock.kind == "months":
+        several = any((np.diff(clock.steps(times)) == 0).any() for times in groups)
+        return replace(clock, first=float(clock.begins(np.array([0]))[0])) if several else clock
+    if clock.kind != "time":
+        return clock
+    places = [(plain(times) - clock.first) / clock.step for times in groups if len(times)]
+    if all((np.abs(place - np.rint(place)) < NEAR).all() for place in places):
+        return clock
+    weeks = clock.step % MICROSECONDS["w"] == 0
+    day = np.datetime64(int(clock.first), "us").astype("datetime64[D]")
+    begin = float(plain(np.array([np.datetime64(day, "W") - np.timedelta64(3, "D") if weeks else day]))[0])
+    return replace(clock, first=begin + (clock.first - begin) // clock.step * clock.step)
 
 
 def _of_step(step: str, dates: bool, origin: float) -> Clock:

@@ -14,8 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from plmu.clock import NO_ZONE
+from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.timeseries import series
-from plmu.timeseries.choosing import FOLDS, ForecastModel, Options, rolling
+from plmu.timeseries.choosing import FOLDS, Options, rolling
 from plmu.timeseries.forecast_tables import forecast_table, formed
 from plmu.timeseries.frames import (
     Form,
@@ -27,24 +28,23 @@ from plmu.timeseries.frames import (
     note_rows,
     with_future,
 )
+from plmu.timeseries.intervals import Intervals, Unseen, unseen_errors
 from plmu.timeseries.long_frames import LongFrame, library_of
-from plmu.timeseries.predictions import Ahead, forecast, found_start
+from plmu.timeseries.predictions import Ahead, ForecastModel, forecast, found_start
+from plmu.timeseries.public_holidays import country_of, with_holidays
 from plmu.timeseries.scores import (
-    Intervals,
-    Method,
     Scores,
     baselines,
     first_rows_to_score,
     last_value,
     model_method,
     score,
-    unseen_errors,
     variance,
 )
 from plmu.timeseries.series import Piece, SeriesData
 from plmu.timeseries.series_scores import SeriesUnits
 from plmu.timeseries.split import Settings, Split
-from plmu.timeseries.windows import Windows
+from plmu.timeseries.windows import Method, Windows
 
 _log = logging.getLogger("plmu")
 _WITHOUT_ZONE = "its times have no time zone, and those of the training data have one: give it one"
@@ -68,7 +68,7 @@ class Fitted:
     unrefitted: ForecastModel  # fitted without the validation rows
     settings: Settings
     covariates: Sequence[str | int]  # their columns, as they were given
-    stored: Intervals | None = None  # of a run
+    stored: StoredIntervals | None = None  # of a run
     split: Split | None = None  # the series of the fit
     options: Options = field(default_factory=Options)
     without_covariates: ForecastModel | None = None
@@ -118,10 +118,10 @@ class Fitted:
         return shown if inputs.several else shown[0]
 
     def forecast(
-        self, pieces: Sequence[Piece], placed: bool, horizon: int, intervals: Intervals | None = None
+        self, pieces: Sequence[Piece], placed: bool, horizon: int, intervals: StoredIntervals | None = None
     ) -> Ahead:
         """The first `horizon` steps after each piece, for these intervals; later covariates are not read."""
-        unit = intervals or self.stored or Intervals.of(self.series("predict"), ())
+        unit = intervals or self.stored or Intervals.of(self.series("predict"), (), self.model)
         return forecast(self.model, unit, [piece.ahead(horizon) for piece in pieces], placed).until(horizon)
 
     def checked_horizon(self, horizon: int | None) -> int:
@@ -137,21 +137,21 @@ class Fitted:
             raise ValueError(f"horizon must be an integer from 1 to {most}, which was fitted, got {horizon!r}")
         return int(horizon)
 
-    def intervals(self, levels: Sequence[float], horizon: int | None = None) -> Intervals:
+    def intervals(self, levels: Sequence[float], horizon: int | None = None) -> StoredIntervals:
         """Of forecasts of the first steps, from errors on rows that the model has not seen."""
+        whole: StoredIntervals
         if self.stored is not None:
             whole = self.stored.only(levels)
         else:
-            unit, errors = self._errors
-            whole = replace(unit, levels=tuple(sorted(levels)))
-            whole = whole.fitted(errors) if levels else whole
-        return replace(whole, low=whole.low[..., :horizon], high=whole.high[..., :horizon])
+            unit, unseen = self._errors
+            whole = replace(unit, levels=tuple(sorted(levels))).fitted(*unseen)
+        return whole.until(horizon)
 
     @cached_property
-    def _errors(self) -> tuple[Intervals, Tensor]:
+    def _errors(self) -> tuple[Intervals, Unseen]:
         """Errors on rows that the model has not seen, and their unit."""
         split, method = self.series("level"), model_method(self.unrefitted)
-        unit = Intervals.of(split, ()).scaled(split, method)
+        unit = Intervals.of(split, (), self.unrefitted).scaled(split, method)
         return unit, unseen_errors(split, method, self.folds, unit)
 
     def folds(self) -> list[tuple[Method, Tensor]]:
@@ -271,7 +271,10 @@ class Fitted:
     def _file_data(self, source: Path | SeriesData | LongFrame | None, future: Any) -> SeriesData:
         """The series of a file or a frame in long format, or of the fit, on the clock of the fit."""
         if isinstance(source, SeriesData) and source.clock == self.settings.clock and future is None:
-            return source
+            country = country_of(self.settings.covariates)
+            if country in (None, country_of(source.columns.covariates)):
+                return source
+            return with_holidays(source, str(country))
         if source is None and future is None:
             return self.series("predict").data
         frame = source if isinstance(source, LongFrame) else None

@@ -31,6 +31,7 @@ from plmu.nn.forecast import LookbackForecast
 from plmu.nn.pooled import PooledForecast
 from plmu.runs.experiment import Config, Experiment, Predictions
 from plmu.runs.folder import SERIES_FILE
+from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.timeseries import forecast_files, series
 from plmu.timeseries.choosing import VALIDATED, standard_deviation
 from plmu.timeseries.forecast_models import (
@@ -43,10 +44,13 @@ from plmu.timeseries.forecast_models import (
 )
 from plmu.timeseries.forecast_predictions import predict
 from plmu.timeseries.forecaster import Forecaster
+from plmu.timeseries.intervals import Intervals, unseen_errors
+from plmu.timeseries.public_holidays import country_of
 from plmu.timeseries.saved_forecasts import named, read_tested, score_other_file
-from plmu.timeseries.scores import Intervals, Method, Scores, baselines, model_method, score, unseen_errors
+from plmu.timeseries.scores import Scores, baselines, model_method, score
 from plmu.timeseries.series import SeriesConfig
 from plmu.timeseries.split import NO_VALIDATION, Split, what_was_done
+from plmu.timeseries.windows import Method
 from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
 from plmu.training.processes import ALONE, Processes
@@ -143,12 +147,13 @@ class Forecast(Experiment):
         scores, intervals = task.tested
         split, settings = task.split, task.split.settings
         folds = task.backtest if config.backtest else []
-        lines = forecast_files.write_report(folder, split, scores, folds, config.horizon)
+        lines = forecast_files.write_report(folder, split, scores, intervals, folds, config.horizon)
         forecast_files.plot_forecasts(folder / forecast_files.FORECASTS, split, network, intervals)
         if not isinstance(network, LookbackForecast | PooledForecast):
             return lines
         lines += forecast_files.model_summary(task.fitted.validation_)
         lines += forecast_files.season_summary(task.fitted.validation_)
+        lines += forecast_files.bound_summary(settings.values, network)
         if settings.covariates:
             lines.append(forecast_files.covariates_summary(settings.covariates, task.fitted.validation_))
         final = network
@@ -191,8 +196,8 @@ class ForecastTask(Task):
     unfitted: Forecaster = field(default_factory=Forecaster)
     split: Split = None  # type: ignore[assignment]
     config: ForecastConfig[Any] = None  # type: ignore[assignment]
-    tested: tuple[Scores, Intervals] | None = None
-    stored: Intervals | None = None  # of a saved model
+    tested: tuple[Scores, StoredIntervals] | None = None
+    stored: StoredIntervals | None = None  # of a saved model
 
     @cached_property
     def fitted(self) -> Forecaster:
@@ -222,21 +227,18 @@ class ForecastTask(Task):
             methods = {**methods, "LSTM": model_method(trained_lstm(self))}
         return methods
 
-    def intervals(self, model: nn.Module) -> Intervals:
+    def intervals(self, model: nn.Module) -> StoredIntervals:
         if self.stored is not None:
             return self.stored
         if type(self.config.model) is ClosedModel:
             return self.fitted.fitted_.intervals(self.config.intervals)
-        intervals = Intervals.of(self.split, self.config.intervals)
+        closed = model if isinstance(model, LookbackForecast) else None
+        intervals = Intervals.of(self.split, self.config.intervals, closed)
         if not intervals.levels:
             return intervals
         method = model_method(model)
-        if type(self.config.model) is ClosedModel:  # which may be fitted to the validation rows, too
-            method = model_method(self.fitted.fitted_.unrefitted)
-        intervals = intervals.scaled(self.split, method)
-        closed = isinstance(model, LookbackForecast | PooledForecast)
-        folds = self.fitted.fitted_.folds if closed else None
-        return intervals.fitted(unseen_errors(self.split, method, folds, intervals))
+        folds = self.fitted.fitted_.folds if closed is not None else None
+        return intervals.fitted(*unseen_errors(self.split, method, folds, intervals))
 
     def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """Errors over the windows of a split: on the test rows beside those of the baselines, on the validation rows
@@ -346,7 +348,7 @@ def _future(split: Split) -> str:
     """What else `plmu predict` needs to forecast the steps after the last rows."""
     settings = split.settings
     last = {piece.name: piece for piece in split.data.pieces}.values()
-    short = any(
-        piece.covariates is not None and len(piece.covariates) < len(piece) + settings.horizon for piece in last
-    )
-    return f" --data.future FILE, with {', '.join(settings.covariates)} of the next {settings.horizon} rows" * short
+    ahead = [piece.covariates[len(piece) :][: settings.horizon] for piece in last if piece.covariates is not None]
+    short = any(len(rows) < settings.horizon or np.isnan(rows).any() for rows in ahead)
+    names = [name for name in settings.covariates if country_of((name,)) is None]
+    return f" --data.future FILE, with {', '.join(names)} of the next {settings.horizon} rows" * short

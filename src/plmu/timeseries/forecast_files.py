@@ -18,11 +18,12 @@ from plmu.modelfiles.files import load as load_model
 from plmu.modelfiles.files import save
 from plmu.runs.configuration import typed
 from plmu.runs.folder import INTERVALS_FILE, MODEL_FILE, SERIES_FILE, parsed, write_json
+from plmu.runs.intervals import Intervals
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
 from plmu.timeseries.predictions import ForecastModel, at_phase
 from plmu.timeseries.reporting import literal, pyplot, shortened, text_table, write_plot
-from plmu.timeseries.scores import Errors, Intervals, Scores, model_method
+from plmu.timeseries.scores import Errors, Scores, model_method
 from plmu.timeseries.series import Numbers
 from plmu.timeseries.split import Settings, Split
 
@@ -56,6 +57,8 @@ def write_model(folder: Path, split: Split, model: ForecastModel, intervals: Int
         "high": intervals.high.tolist(),
         "scale": split.scale.tolist(),
         "lookback": intervals.lookback,
+        "nonnegative": list(model.nonnegative),
+        "errors": list(intervals.errors),
     }
     if intervals.scaling is not None:
         content["scaling"] = dataclasses.asdict(intervals.scaling)
@@ -100,7 +103,12 @@ def as_text(values: Numbers, levels: Numbers) -> list[str]:
 
 
 def write_report(
-    folder: Path, split: Split, scores: Scores, folds: list[dict[str, float]], horizons: Sequence[int] = ()
+    folder: Path,
+    split: Split,
+    scores: Scores,
+    intervals: Intervals,
+    folds: list[dict[str, float]],
+    horizons: Sequence[int] = (),
 ) -> list[str]:
     """Write forecast.json and errors.png.
 
@@ -127,6 +135,7 @@ def write_report(
         },
         "mse by step ahead": {name: errors.by_step() for name, errors in scores.errors.items()},
         "inside interval": dict(zip(map(str, scores.levels), scores.coverage, strict=True)),
+        "errors of intervals by step ahead": list(intervals.errors),
         "backtest": folds,
     }
     write_json(folder / REPORT, content)
@@ -168,6 +177,7 @@ def write_report(
         )
     for level, share in zip(scores.levels, scores.coverage, strict=True):
         lines.append(f"{100 * level:g} % intervals held {100 * share:.1f} % of the measured values")
+    lines += [intervals.basis] if intervals.basis else []
     return [*lines, f"wrote {FORECASTS}, {ERRORS} and {REPORT} to {folder}"]
 
 
@@ -199,6 +209,13 @@ def model_summary(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def bound_summary(columns: Sequence[str], model: ForecastModel) -> list[str]:
+    """Which forecasts are at least 0, if any."""
+    names = [shortened(columns[place]) for place in model.nonnegative]
+    few = ", ".join(names[:SHOWN]) + ("…" if len(names) > SHOWN else "")
+    return [f"forecasts of at least 0: {few}"] if names else []
+
+
 def season_summary(summary: Mapping[str, Any]) -> list[str]:
     """Which season was best on the validation rows, if any was tried."""
     if not summary["tried"]:  # nothing, or the members of a `PooledForecast`, which tell
@@ -228,7 +245,7 @@ def plot_forecasts(path: Path, split: Split, network: nn.Module, intervals: Inte
     examples = windows.take(origins, split.length, horizon)
     with torch.no_grad():
         ahead = model_method(network)(examples).double()
-    spread = intervals.spread(examples.windows, examples.rows).expand(len(origins), len(split.scale), 1)
+    lower, upper = intervals.bounds(ahead, intervals.spread(examples.windows, examples.rows), examples.level)
     names = settings.values[:SHOWN]
     drawing = pyplot()
     figure, axes = drawing.subplots(len(names), 1, figsize=(9, 1.2 + 2.4 * len(names)), sharex=True, squeeze=False)
@@ -240,10 +257,7 @@ def plot_forecasts(path: Path, split: Split, network: nn.Module, intervals: Inte
             at = axis_values[origin + 1 - start : origin + 1 - start + horizon]
             mean = ahead[number, channel]
             for place in reversed(range(len(intervals.levels))):
-                low, high = (
-                    mean + spread[number, channel] * ends[place, channel] + level
-                    for ends in (intervals.low, intervals.high)
-                )
+                low, high = (ends[place, number, channel] + level for ends in (lower, upper))
                 label = f"{100 * intervals.levels[place]:g} % interval" if not number else None
                 shade = 0.32 if place == 0 else 0.16
                 axis.fill_between(at, low, high, color="tab:blue", alpha=shade, linewidth=0, label=label)

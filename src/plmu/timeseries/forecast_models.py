@@ -35,6 +35,8 @@ class ClosedModel(Checked):
     """Steps of a covariate that its effect depends on. Default: 1, 4 or 48."""
     calendar: bool = True
     """Whether a seasonal profile of the week and the year is tried, where there are two years of days or weeks."""
+    nonnegative: bool | None = None
+    """Whether forecasts and intervals are at least 0. Default: those of columns without a value below 0."""
     pooled: bool | None = None
     """Whether all series share readouts, relative to the level of each. Default: chosen, with several series or a short
     one."""

@@ -74,6 +74,7 @@ def _forecast(forecaster: Forecaster, settings: Settings, data: SeriesData, last
     """The forecasts after these pieces; if `named`, or trained on named series, with the names of series."""
     levels = forecaster.levels_
     frame = forecaster.predict(data, level=levels or None, horizon=settings.horizon)
+    data.notes += [note for note in getattr(forecaster, "notes_", []) if note not in data.notes]  # of intervals
     time, ahead = time_column(settings), np.arange(1, settings.horizon + 1)
     one = 1 if settings.clock.kind == "rows" else 0  # rows are counted from 1
     columns: dict[str, list[str]] = {}

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from plmu.clock import Steps
+from plmu.runs.intervals import Intervals
 from plmu.timeseries.frames import Form
 from plmu.timeseries.long_frames import LongFrame, as_times
 from plmu.timeseries.predictions import Ahead, Forecast
-from plmu.timeseries.scores import Intervals
 from plmu.timeseries.series import Piece
 from plmu.timeseries.split import Settings
 

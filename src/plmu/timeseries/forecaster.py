@@ -15,12 +15,13 @@ import torch
 from plmu.errors import DataError
 from plmu.runtime.stream import Stream
 from plmu.timeseries.base import Estimator
-from plmu.timeseries.choosing import ForecastModel, Options, fit
+from plmu.timeseries.choosing import Options, fit
 from plmu.timeseries.cross_validation import Tested, before, last_pieces, tested_table
 from plmu.timeseries.fitted import Fitted
 from plmu.timeseries.frames import as_list, is_list_of_series
 from plmu.timeseries.long_frames import is_long, library_of
-from plmu.timeseries.predictions import at_phase, level_of, stream_after
+from plmu.timeseries.predictions import ForecastModel, at_phase, level_of, stream_after
+from plmu.timeseries.public_holidays import column_of, country_of, with_holidays
 from plmu.timeseries.season import CALENDARS
 from plmu.timeseries.series import SeriesConfig, SeriesData, read_series
 from plmu.timeseries.split import Settings, Split, Wanted
@@ -68,6 +69,8 @@ class Forecaster(Estimator):
         refit: whether to fit once more on all rows, with the options that were chosen; by default where readouts are
             shared (`pooled`).
         covariates: columns that are known ahead: names in a data frame or file, or numbers of columns in an array.
+        holidays: the country whose public holidays are a covariate, too, such as "DE" or, for a part of it, "DE-BY".
+            They are built from the dates of files and frames by the package holidays, also for the steps ahead.
         lags: steps of a covariate that its effect depends on, the present one included; by default 1, 4 or 48.
         calendar: what a row is, "day", "weekday" or "week": where one series has two years of them, a seasonal profile
             of the week and the year is tried, too. "none" tries none. By default time stamps tell.
@@ -76,10 +79,13 @@ class Forecaster(Estimator):
             (`plmu.nn.PooledForecast`), which takes none of `lookback`, `order`, `theta`, `individual`, `alpha` and
             `covariates`. By default it is tried where there are several series or a short one, and used where its
             error on the validation rows is smaller.
+        nonnegative: whether forecasts and intervals are at least 0; by default those of channels without a value below
+            0 in the rows of `fit`, such as counts.
 
     Attributes:
         validation_: the options that were chosen, and the errors by which.
-        notes_: for a file or a frame with times, what was done with gaps, duplicates and odd dates.
+        notes_: for a file or a frame with times, what was done with gaps, duplicates and odd dates; and once there are
+            prediction intervals, how many errors they rest on.
     """
 
     model_: ForecastModel
@@ -103,6 +109,8 @@ class Forecaster(Estimator):
         calendar: str | None = None,
         test: float = 0.0,
         pooled: bool | None = None,
+        nonnegative: bool | None = None,
+        holidays: str | None = None,
     ) -> None:
         self.horizon = horizon
         self.lookback = lookback
@@ -118,6 +126,8 @@ class Forecaster(Estimator):
         self.calendar = calendar
         self.test = test
         self.pooled = pooled
+        self.nonnegative = nonnegative
+        self.holidays = holidays
 
     @property
     def model(self) -> ForecastModel:
@@ -174,7 +184,9 @@ class Forecaster(Estimator):
         is_path = isinstance(X, str | os.PathLike)
         if columns and not is_path and library_of(X) is None:
             raise ValueError(f"{next(iter(columns))} names a column: X must be a data frame or a file")
-        if is_path or columns or is_long(X, SeriesConfig()):
+        if self.holidays is not None and library_of(X) is None and not is_path and not isinstance(X, SeriesData):
+            raise ValueError(f"holidays={self.holidays!r} needs dates: X must be a data frame with times, or a file")
+        if is_path or columns or (library_of(X) and self.holidays) or is_long(X, SeriesConfig()):
             X = read_series(X, covariates=tuple(map(str, self._columns)), **columns)
         if isinstance(X, SeriesData):
             if starts is not None or validation_rows is not None or names is not None:
@@ -215,8 +227,12 @@ class Forecaster(Estimator):
             DataError: there are too few rows, or a column varies too little.
         """
         self._check_arguments()
-        if self._columns and tuple(self._columns) != data.columns.covariates:
-            raise ValueError(f"covariates are {self._columns}, and those of the file {list(data.columns.covariates)}")
+        if self.holidays is not None and column_of(self.holidays) not in data.columns.covariates:
+            data = with_holidays(data, self.holidays)
+        covariates = list(data.columns.covariates)
+        of_file = covariates[:-1] if country_of(data.columns.covariates) is not None else covariates
+        if self._columns and self._columns not in (of_file, covariates):
+            raise ValueError(f"covariates are {self._columns}, and those of the file {of_file}")
         return Split.of_file(data, self._wanted())
 
     def fit_split(self, split: Split) -> Self:
@@ -234,7 +250,7 @@ class Forecaster(Estimator):
             chosen.model,
             chosen.unrefitted,
             split.settings,
-            self._columns or split.settings.covariates,
+            self._columns if split.data.config is None else split.settings.covariates,
             split=split,
             options=self._options(),
             without_covariates=chosen.without_covariates,
@@ -290,7 +306,11 @@ class Forecaster(Estimator):
                 raise ValueError("give level or quantiles: both are ends of the same intervals")
             quantiles = _quantiles(quantiles)
             levels = tuple(sorted({level_of(quantile) for quantile in quantiles} - {0.0}))
-        return self._fitted.predict(X, levels, start, future, horizon, quantiles)
+        forecasts = self._fitted.predict(X, levels, start, future, horizon, quantiles)
+        if levels and (basis := self._fitted.intervals(levels, horizon).basis) not in ("", *self._notes):
+            self.notes_ = [*self._notes, basis]
+            _log.info(basis)
+        return forecasts
 
     def evaluate(self, X: Any = None, *, start: int | None = None) -> dict[str, float]:
         """Errors of the forecasts from every row, in units of each channel's standard deviation in `fit`.
@@ -491,6 +511,10 @@ class Forecaster(Estimator):
         return self._fitted
 
     @property
+    def _notes(self) -> list[str]:
+        return list(vars(self).get("notes_", ()))
+
+    @property
     def _columns(self) -> list[str | int]:
         if isinstance(self.covariates, str) or not isinstance(self.covariates, Iterable):
             raise ValueError(f"covariates must be a list of columns, got {self.covariates!r}")
@@ -514,7 +538,9 @@ class Forecaster(Estimator):
         )
 
     def _options(self) -> Options:
-        return Options(self.individual, self.alpha, self.refit, self.lags, self.calendar, bool(self.pooled))
+        return Options(
+            self.individual, self.alpha, self.refit, self.lags, self.calendar, bool(self.pooled), self.nonnegative
+        )
 
     def _check_arguments(self) -> None:
         for name, least in (("horizon", 1), ("lookback", 1), ("order", 1), ("season", 0), ("lags", 1)):

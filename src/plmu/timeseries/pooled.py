@@ -28,6 +28,7 @@ from plmu.timeseries.pooled_windows import (
 )
 from plmu.timeseries.series import Numbers
 from plmu.training.processes import ALONE, Processes
+from plmu.training.stages import counted
 
 RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
@@ -83,14 +84,16 @@ def fit(
     train_hidden = bool(past.lengths.sum() >= TRAINED_ROWS)
     if train_hidden:
         windows = fitting_windows(past, candidates, horizon, FITTED, processes)
-        tried += [_trained(kind, windows, candidates, checked) for kind in candidates.trained]
+        tried += [_trained(kind, windows, candidates, checked) for kind in counted(candidates.trained, "networks")]
     tried += _classical(candidates.classical, checked)
     tried += [_as_it_is(_member(kind, checked), checked) for kind in candidates.adaptive]
     counts, best = blended(tried, error, fallback)
     picked = [(candidate, count) for candidate, count in zip(tried, counts, strict=True) if count]
 
     everything = fitting_windows(panel, candidates, horizon, FITTED, processes)
-    refitted = [(_refitted(candidate, everything, candidates), count) for candidate, count in picked]
+    refitted = [
+        (_refitted(candidate, everything, candidates), count) for candidate, count in counted(picked, "members")
+    ]
     return PooledFit(
         _joined(refitted, candidates, horizon, channels, panel.dtype),
         _joined([(candidate.member, count) for candidate, count in picked], candidates, horizon, channels, panel.dtype),
@@ -105,7 +108,7 @@ def _closed_forms(kinds: Sequence[Member], windows: Windows, checked: Windows, e
     """Members with random features, each fitted with the penalty that has the smallest error on the validation windows
     that it forecasts; those that start from classical forecasts without these, too."""
     tried = []
-    for seed, kind in enumerate(kinds):
+    for seed, kind in enumerate(counted(kinds, "candidates")):
         member = _with_random_features(kind, windows, seed)
         members, weights = [member], fit_readouts(member, windows, ALPHAS, rounds=1)
         if kind.adaptive:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +13,10 @@ from torch import Tensor
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
 from plmu.nn.pooled import PooledForecast
-from plmu.runs.intervals import bound_names
+from plmu.runs.intervals import Intervals, bound_names
 from plmu.runtime.stream import Stream
 from plmu.timeseries.effects import padded
 from plmu.timeseries.pooled_windows import read
-from plmu.timeseries.scores import Intervals
 from plmu.timeseries.season import aligned
 from plmu.timeseries.series import Numbers, Piece
 from plmu.timeseries.windows import BLOCK
@@ -104,7 +103,7 @@ def forecast(model: ForecastModel, unit: Intervals, pieces: Sequence[Piece], pla
             rows = torch.tensor([min(len(piece), model.lookback) for piece in block])
             spreads.append(unit.spread(windows, rows).expand(len(block), model.channels, 1))
             if isinstance(model, PooledForecast):
-                forecasts.append(read(model, windows, rows))
+                forecasts.append(model.bounded(read(model, windows, rows)))
                 continue
             if isinstance(model, CovariateForecast):
                 effect = model.effect(torch.stack([_recent_covariates(model, piece) for piece in block]))
@@ -114,9 +113,9 @@ def forecast(model: ForecastModel, unit: Intervals, pieces: Sequence[Piece], pla
                 steps = torch.tensor([_last_phase(model, window[:, -count:]) for window, count in pairs])
             phase = steps % max(model.season, 1)
             if isinstance(model, CovariateForecast) and effect is not None:
-                forecasts.append(model.forecast(windows, phase, effect))
+                forecasts.append(model.bounded(model.forecast(windows, phase, effect)))
             else:
-                forecasts.append(model.read(windows, phase))
+                forecasts.append(model.bounded(model.read(windows, phase)))
     return Ahead(torch.cat(forecasts), torch.cat(spreads))
 
 
@@ -137,8 +136,15 @@ def at_phase(model: ForecastModel, start: int) -> ForecastModel:
     """The same model for a stream whose first sample has this number."""
     if not model.timed:
         return model
-    other = type(model)(**{**model.config, "phase": start % max(model.season, 1)})
+    return with_options(model, phase=start % max(model.season, 1))
+
+
+def with_options(model: ForecastModel, **options: Any) -> ForecastModel:
+    """The same model with other options of its class."""
+    other = type(model)(**{**model.config, **options}, dtype=next(model.parameters()).dtype)
     other.load_state_dict(model.state_dict())
+    for copied, parameter in zip(other.parameters(), model.parameters(), strict=True):
+        copied.requires_grad_(parameter.requires_grad)
     return other.eval()
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from plmu.errors import DataError, RunError
 from plmu.nn.covariates import CovariateForecast
 from plmu.runs.folder import INTERVALS_FILE, SERIES_FILE
+from plmu.runs.intervals import Intervals
 from plmu.timeseries import series
 from plmu.timeseries.forecast_files import read_run, read_scale
 from plmu.timeseries.predictions import ForecastModel, found_start
 from plmu.timeseries.scores import (
-    Intervals,
-    Method,
     Scores,
     first_rows_to_score,
     last_value,
@@ -25,6 +24,7 @@ from plmu.timeseries.scores import (
 from plmu.timeseries.series import SeriesConfig
 from plmu.timeseries.series_scores import SeriesUnits
 from plmu.timeseries.split import Split
+from plmu.timeseries.windows import Method
 
 
 def read_tested(folder: Path, split: Split, refitted: bool) -> tuple[ForecastModel, Intervals]:

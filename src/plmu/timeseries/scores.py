@@ -1,11 +1,11 @@
-"""How good forecasts are: errors of a model and of the baselines by step ahead; prediction intervals, which are
-quantiles of errors on rows that the model has not seen; and how often these held."""
+"""How good forecasts are: errors of a model and of the baselines by step ahead, and how often prediction intervals
+held."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,130 +17,18 @@ from plmu.folded.pooled import Member
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
 from plmu.nn.pooled import PooledForecast
-from plmu.runs.intervals import Intervals as StoredIntervals
-from plmu.runs.intervals import Scaling
+from plmu.runs.intervals import Intervals
 from plmu.timeseries.pooled_members import STEPS, Classical
 from plmu.timeseries.pooled_windows import read
 from plmu.timeseries.ridge import ALPHAS, Ridge, Standard, Sums, best_ridge
 from plmu.timeseries.series import Piece
 from plmu.timeseries.series_scores import SeriesErrors, SeriesUnits
 from plmu.timeseries.split import Settings, Split
-from plmu.timeseries.windows import BLOCK, Examples, Part, Windows
-from plmu.training.processes import ALONE, Processes
+from plmu.timeseries.windows import BLOCK, Examples, Method, Part, Windows
+from plmu.training.processes import Processes
 
-HELD = 2**22  # errors that are held to find intervals
-FEW = 30  # horizons in the validation rows, below which errors of fits to fewer rows count, too
-LEAST = 50  # windows, below which errors on the training rows count, too
-Method = Callable[[Examples], Tensor]  # to forecasts (windows, channels, horizon)
 _THETA = 2_000  # windows by which the rate of Theta is chosen
 _LINEAR = 20_000  # windows over all channels that the linear baseline is fitted to
-
-
-class Intervals(StoredIntervals):
-    """Quantiles of forecast errors.
-
-    The interval of level p at a step ahead reaches from the (1 − p)/2 to the (1 + p)/2 quantile of what was measured
-    minus what was forecast, with the correction of conformal prediction for finitely many errors. Where there are
-    several series, errors are relative to the changes from row to row in the window (`spread`).
-    """
-
-    @classmethod
-    def of(cls, split: Split, levels: Sequence[float]) -> Intervals:
-        """Without quantiles yet."""
-        settings = split.settings
-        several = len({piece.name for piece in split.data.pieces}) > 1 or settings.window > 0
-        rows = max(settings.window, settings.lookback)
-        return cls(tuple(sorted(levels)), several, rows, split.smallest_change)
-
-    def scaled(self, split: Split, method: Method) -> Intervals:
-        """With a scale by the changes in a window, which is regressed on the errors of a method on the validation rows
-        of many series."""
-        settings = split.settings
-        origins = split.origins("valid", HELD // (split.horizon * len(split.scale)))
-        if not settings.window or not len(origins):
-            return self
-        processes = split.data.processes
-        origins = origins[processes.share(len(origins))]
-        scaling = Scaling.of(settings.season, settings.horizon)
-        inputs, targets = [], []
-        with torch.no_grad():
-            for examples in split.windows.blocks(origins, split.length, split.horizon):
-                windows = examples.windows[..., -self.lookback :].double()
-                logarithms = scaling.logarithms(
-                    windows, examples.rows.clamp(max=windows.shape[-1]), self.floor.double()
-                )
-                error = (examples.future - method(examples)).double().abs().mean(-1) + self.floor
-                inputs.append((logarithms[..., 1:] - logarithms[..., :1]).flatten(0, 1))
-                targets.append(((error + 1e-300).log() - logarithms[..., 0]).flatten())
-        x, y = torch.cat(inputs), torch.cat(targets)
-        x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
-        gram, cross = processes.total(x.mT @ x), processes.total(x.mT @ y)
-        penalty = 1e-4 * gram[-1, -1] * torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64))
-        *powers, factor = torch.linalg.solve(gram + penalty, cross).tolist()
-        return replace(self, scaling=replace(scaling, powers=(1 - sum(powers), *powers, factor)))
-
-    def fitted(self, errors: Tensor) -> Intervals:
-        """With the quantiles of these errors (windows, channels, horizon), NaN where nothing was measured."""
-        if not self.levels:
-            return self
-        count = errors.isfinite().sum(0)
-        ordered = errors.nan_to_num(torch.inf).sort(0).values
-        low, high = [], []
-        for level in self.levels:
-            # The ⌈(n + 1) q⌉-th smallest of n errors, and as far from the largest; 9.000…1 is 9.
-            rank = ((count + 1).double() * (1 + level) / 2 - 1e-9).ceil().long()
-            rank = rank.clamp(min=1).minimum(count.clamp(min=1)) - 1
-            # Where all errors have one sign, the interval still holds the forecast.
-            high.append(ordered.gather(0, rank[None])[0].clamp(min=0))
-            low.append(ordered.gather(0, (count - 1 - rank).clamp(min=0)[None])[0].clamp(max=0))
-        return replace(self, low=torch.stack(low), high=torch.stack(high))
-
-
-Forecasts = Sequence[tuple[Callable[[Examples], Tensor], Tensor]]  # methods, each with origins that it has not seen
-
-
-def errors_of(
-    intervals: Intervals,
-    forecasts: Forecasts,
-    windows: Windows,
-    length: int,
-    horizon: int,
-    processes: Processes = ALONE,
-) -> Tensor:
-    """Errors (windows, channels, horizon) of forecasts in units of the spread, NaN where a gap was filled."""
-    blocks = []
-    with torch.no_grad():
-        for method, origins in forecasts:
-            origins = origins[processes.share(len(origins))]
-            for examples in windows.blocks(origins, length, horizon):
-                error = (examples.future - method(examples)) / intervals.spread(examples.windows, examples.rows)
-                blocks.append(error if examples.measured is None else torch.where(examples.measured, error, torch.nan))
-    return processes.joined(torch.cat(blocks))
-
-
-def unseen_errors(
-    split: Split,
-    method: Callable[[Examples], Tensor],
-    folds: Callable[[], Forecasts] | None = None,
-    unit: Intervals | None = None,
-) -> Tensor:
-    """Errors of a model on the validation rows. Where these are few, errors of fits to fewer rows on the rows that
-    follow count, too; where even these are few, errors on the training rows do.
-
-    Args:
-        split: the series.
-        method: the model's forecasts.
-        folds: models fitted to fewer rows, each with the origins that follow these rows.
-        unit: says what errors are relative to.
-    """
-    limit = max(200, HELD // (split.horizon * len(split.scale)))
-    forecasts = [(method, split.origins("valid", limit))]
-    if folds is not None and len(split.scored("valid")) < FEW * split.horizon:
-        forecasts += folds()
-    if sum(len(origins) for _, origins in forecasts) < LEAST:
-        forecasts.append((method, split.origins("train", limit)))
-    unit = unit or Intervals.of(split, ())
-    return errors_of(unit, forecasts, split.windows, split.length, split.horizon, split.data.processes)
 
 
 @dataclass
@@ -208,7 +96,7 @@ def model_method(model: nn.Module) -> Method:
         if isinstance(model, PooledForecast):
             level, rows = examples.level.to(device)[..., None], examples.rows.to(device)
             forecasts = read(model, windows[..., -model.window :] + level, rows.clamp(max=model.window))
-            return (forecasts - level).to(examples.windows)
+            return (model.bounded(forecasts) - level).to(examples.windows)
         if not isinstance(model, LookbackForecast):
             covariates = () if examples.covariates is None else (examples.covariates.to(device),)
             ahead: Tensor = model(windows, *covariates).to(examples.windows.device)
@@ -221,7 +109,7 @@ def model_method(model: nn.Module) -> Method:
             ahead = model.forecast(windows, phase, effect)
         else:
             ahead = model.read(windows, phase)
-        return ahead.to(examples.windows.device)
+        return model.bounded(ahead, examples.level.to(ahead)).to(examples.windows.device)
 
     return forecast
 
@@ -357,10 +245,9 @@ def score(
                 if (series := sums[name].series) is not None:
                     series.add(examples, forecast, counted, places)
                 if intervals is not None and name == next(iter(methods)):
-                    relative = (future - forecast) / intervals.spread(examples.windows, examples.rows)
-                    for place in range(len(levels)):
-                        within = (relative >= intervals.low[place]) & (relative <= intervals.high[place])
-                        inside[place] += (within & counted).sum()
+                    spread = intervals.spread(examples.windows, examples.rows)
+                    lower, upper = intervals.bounds(forecast, spread, examples.level)
+                    inside += ((future >= lower) & (future <= upper) & counted).flatten(1).sum(1)
     for errors in sums.values():
         errors.total(processes)
     processes.total(inside)

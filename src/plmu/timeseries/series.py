@@ -11,12 +11,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.clock import Clock, Steps
+from plmu.clock import NEAR, Clock, Steps, plain
 from plmu.data.files import DataConfig
 from plmu.errors import DataError, in_one_line
 from plmu.timeseries.clock import find_clock
 from plmu.timeseries.columns import Columns
 from plmu.timeseries.long_frames import LongFrame, library_of
+from plmu.timeseries.public_holidays import country_of, with_holidays
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.series_notes import counted, ended, note_clock, note_other_rate
 from plmu.timeseries.source_rows import read_rows
@@ -26,6 +27,7 @@ from plmu.timeseries.tables import Table
 from plmu.training.processes import ALONE, Processes
 
 _OFF = 0.05  # share of times off the grid, above which rows without values may be what is off
+_REGULAR = 0.9  # share of rows at equal distances, above which those that a step lacks are missing
 _BROKEN = 0.1  # share of rows before a long gap, above which the times cannot be meant as a grid
 
 
@@ -41,19 +43,24 @@ class SeriesConfig(DataConfig):
     """Columns to forecast. Default: all columns of numbers that vary."""
     covariates: tuple[str, ...] = ()
     """Columns that are known ahead, such as holidays or planned prices: they help to forecast, and are not forecast."""
+    holidays: str | None = None
+    """Country whose public holidays are a covariate, such as DE or, for a part of it, DE-BY: built from the dates, if
+    the package holidays is installed. Default: none."""
     id: str | None = None
     """Column that names the series of a row, where a file holds several; or columns, with commas; "" for a single
     series. Default: detected where times repeat."""
     step: str | None = None
-    """Time between rows, such as 15min, 1h, 1d or 1mo; rows of one step are averaged. Default: detected."""
+    """Time between rows, such as 15min, 1h, 1d or 1mo. Where rows are closer, those of one step are averaged, or what
+    --data.duplicates says. Default: detected."""
     missing: Literal["hold", "linear", "split", "raise"] = "hold"
     """Gaps: hold the last value, join both ends linearly (uses future values), split the series there, or raise."""
     longest_gap: int = 48
     """Longest gap, in steps, that is filled; at longer ones a series is split."""
     irregular: Literal["grid", "rows", "raise"] = "grid"
     """Times off the grid: move them to the nearest step, take rows as equally far apart, or raise."""
-    duplicates: Literal["mean", "first", "last", "raise"] = "mean"
-    """Rows with the same time: their mean, the first, the last, or raise."""
+    duplicates: Literal["mean", "sum", "first", "last", "raise"] = "mean"
+    """Rows with the same time, or of the same step: their mean, their sum (of covariates the mean), the first, the
+    last, or raise."""
     bad: Literal["raise", "missing"] = "raise"
     """Text in a column of numbers, or text in the column of times that is not a time: raise, or take it as missing."""
     absent: tuple[float, ...] = ()
@@ -147,8 +154,9 @@ def read_series(source: Any, **options: Any) -> SeriesData:
     Args:
         source: CSV, Parquet, NumPy, JSON or Excel file, or a folder of them with a series each; or a frame of pandas or
             polars, which is read as a file with its content is.
-        options: `time`, `values`, `covariates`, `id`, `step`, `missing`, `longest_gap`, `irregular`, `duplicates`,
-            `bad`, `absent`, `day_first`, `header` and `most_rows`, which `plmu train forecast --help` describes as
+        options: `time`, `values`, `covariates`, `holidays`, `id`, `step`, `missing`, `longest_gap`, `irregular`,
+            `duplicates`, `bad`, `absent`, `day_first`, `header` and `most_rows`, which `plmu train forecast --help`
+            describes as
             --data.NAME.
 
     Returns:
@@ -187,6 +195,9 @@ def load(
     Raises:
         DataError: there is no file, or something in it is at fault.
     """
+    country = config.holidays
+    if like is not None and (country := country_of(like[0].covariates)) is not None:
+        like = (replace(like[0], covariates=like[0].covariates[:-1]), like[1])
     source = read_rows(config, like, future, frame, processes, block)
     config, columns, raw, notes = source.config, source.columns, source.series, source.notes
     late: list[str] = []
@@ -217,7 +228,7 @@ def load(
         by = f"column {columns.id!r}" if columns.id else "file"
         data.notes.append(f"series: {len({series.name for series in raw}):,}, by {by}")
     data.notes[:] = map(in_one_line, data.notes)
-    return data
+    return data if country is None else with_holidays(data, country)
 
 
 def _clock_of(
@@ -261,7 +272,11 @@ def pieces_of(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list
             )
         offset = data.clock.offset(series.times[:last])
         steps = data.clock.steps(series.times[:end], offset)
+        count = len(steps)
         steps, values = _merged(series.name, steps, values, config, data)
+        if len(steps) < count and config.duplicates == "sum":
+            sums = values[:, : len(data.columns.values)]
+            data.counts["incomplete"] += _blank_incomplete(series.times[:last], steps, sums, data.clock)
     longest = 0 if config.missing == "split" else config.longest_gap
     breaks = np.flatnonzero(np.diff(steps) > longest + 1) + 1
     if len(breaks) > max(_BROKEN * len(steps), 10) and config.missing != "split":
@@ -289,7 +304,7 @@ def _merged(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
         when = data.clock.times(steps[1:][again][:1])[0]
         of = f" of series {name!r}" if name else ""
         raise DataError(
-            f"{config.file}: several rows{of} have the time {when}: choose --data.duplicates mean, first or last"
+            f"{config.file}: several rows{of} have the time {when}: choose --data.duplicates mean, sum, first or last"
         )
     starts = np.flatnonzero(np.append(True, ~again))
     data.counts["merged"] += int(again.sum())
@@ -300,7 +315,35 @@ def _merged(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
     measured = ~np.isnan(values)
     totals = np.add.reduceat(np.where(measured, values, 0.0), starts, axis=0)
     counts = np.add.reduceat(measured.astype(np.int64), starts, axis=0)
-    return steps[starts], np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
+    means = np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
+    if config.duplicates == "sum":
+        channels = len(data.columns.values)
+        sums = np.where(counts > 0, totals, np.nan)[:, :channels]
+        means = np.concatenate([sums, means[:, channels:]], axis=1)
+    return steps[starts], means
+
+
+def _blank_incomplete(times: NDArray[Any], steps: Steps, sums: Numbers, clock: Clock) -> int:
+    """Make the sums (steps, channels) of the first and the last step NaN where rows at equal distances do not cover the
+    step. Returns the number of these steps.
+
+    Args:
+        times: of all rows with values, sorted.
+        steps: the clock's step of each sum; later ones have covariates alone.
+        sums: of the values of each step.
+        clock: of the steps.
+    """
+    stamps = plain(times)
+    apart = np.diff(stamps)
+    usual = float(np.median(apart)) if len(apart) else 0.0
+    if usual <= 0 or (np.abs(apart - usual) < NEAR * usual).mean() < _REGULAR:
+        return 0
+    last = int(clock.steps(times[-1:])[0])
+    begin, end = clock.begins(np.array([steps[0], last + 1]))
+    late, early = stamps[0] - begin > (1 - NEAR) * usual, end - stamps[-1] > (1 + NEAR) * usual
+    few = ((steps == steps[0]) & late) | ((steps == last) & early)
+    sums[few] = np.nan
+    return int(few.sum())
 
 
 def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesData) -> list[Piece]:

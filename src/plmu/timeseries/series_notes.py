@@ -68,11 +68,12 @@ def note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesCo
 def counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool) -> list[str]:
     """What was done with gaps and duplicates, in words; `scored` says that errors will be measured on these rows."""
     how = "joined linearly" if config.missing == "linear" else "filled with the last value"
-    merged = "averaged" if config.duplicates == "mean" else f"the {config.duplicates} is taken"
+    merged = {"mean": "averaged", "sum": "added up"}.get(config.duplicates, f"the {config.duplicates} is taken")
     hint = " (--data.id names a column that tells series apart)" if scored and config.id is None else ""
     longest = 0 if config.missing == "split" else config.longest_gap
     words = {
         "merged": "times: rows on the step of another: {}; " + merged + hint,
+        "incomplete": "left out: {} first or last steps of series, which rows do not cover",
         "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}" + (", and not scored" if scored else ""),
         "covariates": f"gaps: {{}} steps lack a covariate; {how}",
         "gaps": "gaps: {} steps lack a value; the series are split there",

@@ -328,9 +328,16 @@ class Split:
         past: dict[str, list[Numbers]] = {}
         for piece, (end, _) in zip(self.data.pieces, self.cuts, strict=True):
             past.setdefault(piece.name, []).append(piece.values[:end])
-        spreads = np.array([np.concatenate(rows).std(axis=0) for rows in past.values() if sum(map(len, rows)) > 1])
-        varying = np.where(spreads > 1e-9 * self.scale.numpy(), spreads, np.inf).min(axis=0)
+        series = [np.concatenate(rows) for rows in past.values() if sum(map(len, rows)) > 1]
+        spreads, sizes = (np.array([measure(rows, axis=0) for rows in series]) for measure in (np.std, _largest))
+        varying = np.where(spreads > 1e-9 * sizes, spreads, np.inf).min(axis=0)
         return 1e-3 * torch.tensor(np.where(np.isfinite(varying), varying, self.scale.numpy()), dtype=torch.float32)
+
+
+def _largest(rows: Numbers, axis: int) -> Numbers:
+    """The largest absolute value."""
+    largest: Numbers = np.abs(rows).max(axis=axis)
+    return largest
 
 
 def _scale(data: SeriesData, past: list[Numbers]) -> Numbers:

@@ -4,7 +4,7 @@ all windows of series in blocks, for sums."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -46,6 +46,9 @@ class Examples(NamedTuple):
     rows: Tensor  # (windows,): how many rows of its piece each window has; those before them repeat the first
     level: Tensor  # (windows, channels), float64: what windows and future are relative to
     covariates: Tensor | None = None  # (windows, covariates, length + horizon)
+
+
+Method = Callable[[Examples], Tensor]  # to forecasts (windows, channels, horizon)
 
 
 @dataclass(frozen=True)

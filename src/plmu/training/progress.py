@@ -9,11 +9,12 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from rich.console import RenderableType
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
 from plmu.errors import printable
+from plmu.training.stages import observed
 from plmu.training.terminal import Console
 
 
@@ -23,6 +24,37 @@ class _Bar(Bar):
     def get_renderables(self) -> Iterator[RenderableType]:
         yield self.make_tasks_table(self.tasks)
         yield from (Text(scores) for task in self.tasks if (scores := task.fields["scores"]))
+
+
+@contextmanager
+def stages_shown(name: str, quiet: bool = False) -> Iterator[None]:
+    """Show the stages of what is computed within (`training.stages`) on a terminal, with the time that is left. Where
+    the output cannot be written, it goes on without."""
+    if quiet or sys.stdout is None or not sys.stdout.isatty():
+        yield
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), MofNCompleteColumn(),
+               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
+    bar = Bar(*columns, console=Console(), expand=True, transient=True)
+    row: dict[str, TaskID] = {}
+
+    def show(stage: str, done: int, total: int) -> None:
+        with suppress(OSError):
+            if stage not in row or not done:
+                for old in row.values():
+                    bar.remove_task(old)
+                row.clear()
+                row[stage] = bar.add_task(printable(f"{name}: {stage}"), total=total)
+            bar.update(row[stage], completed=done)
+
+    with suppress(OSError):
+        bar.start()
+    try:
+        with observed(show):
+            yield
+    finally:
+        with suppress(OSError):
+            bar.stop()
 
 
 class Progress:
