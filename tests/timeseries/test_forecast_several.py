@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from plmu.cli.program import main
 from plmu.errors import DataError
 from plmu.timeseries.series import SeriesConfig, SeriesData, load
 from plmu.training.processes import Processes
@@ -63,7 +64,7 @@ def flat(content: Any) -> list[float]:
     return [x for part in content for x in flat(part)] if isinstance(content, list) else [content]
 
 
-def test_two_processes_forecast_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_two_processes_forecast_as_one(tmp_path: Path) -> None:
     """The same members, and weights, scores and intervals within the rounding of sums: each process reads some of the
     files; one of them has fewer."""
     written(tmp_path / "panel")
@@ -82,6 +83,15 @@ def test_two_processes_forecast_as_one(tmp_path: Path, monkeypatch: pytest.Monke
         assert two["result"][name] == pytest.approx(one["result"][name], rel=1e-5)
     for name in ("intervals", "forecast"):
         assert flat(two[name]) == pytest.approx(flat(one[name]), rel=1e-4, abs=1e-6)
+
+
+def test_what_two_processes_fitted_is_scored_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its weights are not those of a fit by one, and it is of the same data."""
+    written(tmp_path / "panel", files=2, series=4)
+    words = [str(tmp_path / "panel"), "--horizon", str(HORIZON), "--model.season", "12"]
+    run = trained(words, TWO, tmp_path / "runs")
+    main(["evaluate", str(run["folder"])])
+    assert f"{run['result']['test']['mase']:.4g}"[:5] in capsys.readouterr().out
 
 
 class Threads(Processes):
