@@ -21,7 +21,6 @@ from plmu.folded.pooled import (
     CLIP_LEVEL,
     FLAT,
     HIGHEST_RATIO,
-    LARGEST_CHANGE,
     LEAST_LEVEL,
     LOWEST,
     LOWEST_INDEX,
@@ -181,8 +180,8 @@ def _member(b: Builder, member: Member, readout: Readout, values: Value, ahead: 
     else:
         apart = _plus(b, before, _scaled(b, _repeated(b, last, past), -1))
         changes = b.add_like(values, ops.Divide, past, apart, _first(b, divisor, past))
-    change = _read(b, member, readout, b.add(ops.Convert, past, changes), ahead)
-    change = b.add_like(values, ops.Convert, horizon, _clipped(b, change, -LARGEST_CHANGE, LARGEST_CHANGE))
+    change, limit = _read(b, member, readout, b.add(ops.Convert, past, changes), ahead), member.largest_change
+    change = b.add_like(values, ops.Convert, horizon, _clipped(b, change, -limit, limit))
     last = _repeated(b, last, horizon)
     if member.log:
         out = _times(b, last, _apply(b, change, "exp"))

@@ -231,7 +231,8 @@ class PooledMember(nn.Module):
     def features(self, values: Tensor, ahead: Tensor) -> Features:
         """The regressors of this member, its last value, and the level.
 
-        The forecast is last + features @ weight, where this product is kept within ±3; then exp if `log`; times the
+        The forecast is last + features @ weight, where this product is kept within ±3, or without
+        hidden layers and logarithms within ±30; then exp if `log`; times the
         level; times `ahead` if the member has a season. So a weight is fitted to future / ahead / level, or its
         logarithm if `log`, minus last.
 

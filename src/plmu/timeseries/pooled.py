@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plmu.folded.pooled import Member
 from plmu.nn.pooled import PooledForecast, PooledMember
-from plmu.timeseries.pooled_choice import Tried, available, blended, chosen, forecasts_of, mean_of
+from plmu.timeseries.pooled_choice import Tried, available, averaged, blended, chosen, forecasts_of, mean_of
 from plmu.timeseries.pooled_members import Candidates, Classical
 from plmu.timeseries.pooled_readouts import fit_readout, train
 from plmu.timeseries.pooled_windows import (
@@ -29,11 +29,13 @@ from plmu.timeseries.pooled_windows import (
     validation_places,
 )
 from plmu.timeseries.series import Numbers
+from plmu.timeseries.window_linear import LinearMap
 
 RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
 _EACH = 128  # windows for each random feature
 TRIED, FITTED = Limits(12, 12_000, 60_000), Limits(24, 40_000, 250_000)  # for all candidates; for those that are chosen
+NONE = Limits(1, 1, 1)  # where no readout is fitted
 TRAINED_ROWS = 250_000  # rows of all series, from which hidden layers are trained
 HIDDEN = ((0, (128, 128)), (100_000, (256, 256)))  # sizes of trained hidden layers, by the least number of windows
 
@@ -57,6 +59,8 @@ def fit(
     horizon: int,
     season: int,
     channels: int = 1,
+    maps: Sequence[LinearMap] = (),
+    closed_forms: bool = True,
 ) -> PooledFit:
     """Fit to series of one channel.
 
@@ -67,29 +71,39 @@ def fit(
         horizon: steps ahead.
         season: the seasonal period; 0 for none.
         channels: of the layer.
+        maps: further candidates, for a single series. The mean of its members is never worse on the validation windows
+            than the first of these, and than the classical candidates.
+        closed_forms: whether readouts are fitted, or all other candidates are classical.
     """
     panel = Panel.of(series, torch.tensor(lengths), season)
     rows = torch.tensor(validation_rows)
     past = panel.until(panel.lengths - rows, season)
-    candidates = Candidates.of(past.lengths, horizon, season)
+    candidates = Candidates.of(past.lengths, horizon, season, max((len(linear.weight) for linear in maps), default=0))
+    if not closed_forms:
+        candidates = candidates._replace(fitted=[], trained=[])
     places = long_enough(validation_places(panel.lengths, rows, horizon), candidates, panel.lengths)
     checked = Windows.of(panel, places, candidates, horizon)
     fallback = checked.fallback(max(candidates.seasons, default=0))
     error = Error.of(checked, fallback)
 
-    windows = fitting_windows(past, candidates, horizon, TRIED)
+    windows = fitting_windows(past, candidates, horizon, TRIED if closed_forms else NONE)
     tried = _closed_forms(candidates.fitted, windows, checked, error)
-    train_hidden = bool(past.lengths.sum() >= TRAINED_ROWS)
-    if len(windows.level) > TRIED.most // 2 or train_hidden:
+    train_hidden = closed_forms and bool(past.lengths.sum() >= TRAINED_ROWS)
+    if (closed_forms and len(windows.level) > TRIED.most // 2) or train_hidden:
         windows = fitting_windows(past, candidates, horizon, FITTED)
         tried = _closed_forms(_promising(tried, error, fallback), windows, checked, error)
     if train_hidden:
         tried += [_trained(kind, windows, candidates, checked) for kind in candidates.trained]
     tried += _classical(candidates.classical, checked)
-    counts, best = blended(tried, error, fallback)
+    tried += [_linear(linear, checked) for linear in maps]
+    if maps:
+        simple = [place for place, candidate in enumerate(tried) if candidate.classical]
+        counts, best = averaged(tried, error, fallback, [*simple, len(tried) - len(maps)])
+    else:
+        counts, best = blended(tried, error, fallback)
     picked = [(candidate, count) for candidate, count in zip(tried, counts, strict=True) if count]
 
-    everything = fitting_windows(panel, candidates, horizon, FITTED)
+    everything = fitting_windows(panel, candidates, horizon, FITTED if closed_forms else NONE)
     refitted = [(_refitted(candidate, everything, candidates), count) for candidate, count in picked]
     return PooledFit(
         _joined(refitted, candidates, horizon, channels),
@@ -147,8 +161,21 @@ def _classical(members: Sequence[Classical], checked: Windows) -> list[Tried]:
     return tried
 
 
+def _linear(linear: LinearMap, checked: Windows) -> Tried:
+    """A linear map as a member."""
+    kind = Member(max(2, len(linear.weight)), 0, False)
+    members = [_member(kind, checked.horizon) for _ in range(2)]
+    for member, weight in zip(members, (linear.weight, linear.refitted), strict=True):
+        member.weight[1 : len(weight)] = weight[:-1]  # the last value's difference from itself is 0
+    member, refitted = members
+    forecasts = forecasts_of(member, member.weight[None], checked)[0]
+    return Tried(member, linear.alpha, forecasts, available(member, checked), refitted)
+
+
 def _refitted(candidate: Tried, windows: Windows, candidates: Candidates) -> PooledMember:
     """The member of a candidate, fitted to these windows."""
+    if candidate.refitted is not None:
+        return candidate.refitted
     if candidate.classical:
         return candidate.member
     if candidate.trained:

@@ -14,6 +14,7 @@ from plmu.nn.pooled import PooledMember
 from plmu.timeseries.pooled_windows import BLOCK, Error, Windows
 
 BEST, ROOM = 6, 0.01  # fitted candidates that are in the mean in any case, if that raises the error by so much at most
+MOST, NEAR = 16, 1.3  # candidates in the mean for a single series, with errors of at most so many times the smallest
 PICKS, GAIN = 8, 5e-4  # members in the mean, some more than once; and the share by which each must lower the error
 
 
@@ -25,6 +26,7 @@ class Tried:
     alpha: float  # of the ridge; 0 for a member that is classical or trained
     forecasts: Tensor  # (windows, horizon); 0 where it is not available
     available: Tensor  # (windows, 1): 1 where a window is long enough, else 0
+    refitted: PooledMember | None = None  # to all rows, where that is known
 
     @property
     def kind(self) -> Member:
@@ -105,6 +107,30 @@ def blended(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[lis
         blend[place] += 1
     other = error(mean_of(tried, blend, fallback))
     return (blend, other) if other <= (1 + ROOM) * best else (counts, best)
+
+
+def averaged(tried: Sequence[Tried], error: Error, fallback: Tensor, simple: Sequence[int]) -> tuple[list[int], float]:
+    """The counts, 0 or 1, of candidates in the mean for a single series, whose few validation windows tell less: the
+    best, as many as leave the error below that of each simple candidate. Without validation windows as `chosen`.
+
+    Args:
+        tried: the candidates.
+        error: of forecasts.
+        fallback: the forecast where no candidate is available, (windows, horizon).
+        simple: places of the candidates that the mean must not be worse than.
+    """
+    if not len(fallback):
+        return chosen(tried, error, fallback)
+    errors = [error(mean_of([candidate], [1], fallback)) for candidate in tried]
+    order = sorted(range(len(tried)), key=errors.__getitem__)
+    order = [place for place in order if errors[place] <= NEAR * errors[order[0]]]
+    limit, count = min(errors[place] for place in simple), MOST
+    while True:
+        counts = [int(place in order[:count]) for place in range(len(tried))]
+        best = error(mean_of(tried, counts, fallback))
+        if best <= limit or count == 1:
+            return counts, best
+        count //= 2
 
 
 def mean_of(tried: Sequence[Tried], counts: Sequence[int], fallback: Tensor) -> Tensor:

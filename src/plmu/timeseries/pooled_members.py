@@ -15,6 +15,7 @@ _LONG = 0.75  # share of series that may be shorter than the longest look-back
 LEAST = 4  # steps of the shortest window that is fitted or scored
 _HORIZONS = (0.75, 1.5, 4.0)  # look-backs in horizons, where there is no season
 _SEASONS = (1.5, 3.0, 6.0)  # look-backs in seasons
+_MOST = 336  # steps of a look-back, since features are as many
 _CYCLES = (4, 12)  # seasons that a window has, at least and at most
 _STEPS = 240  # of a window with a season, if that many seasons hold them
 _WEEK, _DAYS = 7, range(20, 145)  # a season of so many steps may be a day, and have weeks
@@ -53,20 +54,17 @@ class Candidates(NamedTuple):
     trained: list[Member]  # whose hidden layers are trained, too, where there are enough rows
     classical: list[Classical]
     window: int
-
-    @property
-    def longest(self) -> int:
-        """The longest look-back."""
-        return max(kind.lookback for kind in (*self.fitted, *(member.kind for member in self.classical)))
+    longest: int  # look-back
 
     @classmethod
-    def of(cls, lengths: Tensor, horizon: int, season: int) -> Candidates:
+    def of(cls, lengths: Tensor, horizon: int, season: int, reach: int = 0) -> Candidates:
         """For series of these lengths.
 
         Args:
             lengths: of the rows that are fitted, (series,).
             horizon: steps ahead.
             season: the seasonal period; 0 for none.
+            reach: the longest look-back of further candidates.
         """
         fitted_rows = lengths[lengths > 0].double()
         usual = int(fitted_rows.quantile(_LONG)) if len(fitted_rows) else LEAST
@@ -74,13 +72,13 @@ class Candidates(NamedTuple):
         seasons = [season] if season > 1 else []
         if season in _DAYS and _WEEK * season * _CYCLES[0] <= usual:
             seasons.append(_WEEK * season)
-        sizes = _lookbacks(horizon, seasons, longest)
+        sizes = _lookbacks(horizon, seasons, min(longest, _MOST))
         fitted, classical = _fitted(sizes, seasons), _classical(seasons, longest)
         trained = [Member(size, *kind) for size in sizes for kind in _trained(seasons)]
-        largest = max(kind.lookback for kind in (*fitted, *(member.kind for member in classical)))
+        largest = max(reach, *(kind.lookback for kind in (*fitted, *(member.kind for member in classical))))
         windows = [steps * min(max(_STEPS // steps, _CYCLES[0]), _CYCLES[1]) for steps in seasons]
         window = max(largest, min(max(windows, default=0), int(lengths.max())))
-        return cls(tuple(seasons), fitted, trained, classical, window)
+        return cls(tuple(seasons), fitted, trained, classical, window, largest)
 
 
 def _lookbacks(horizon: int, seasons: Sequence[int], longest: int) -> list[int]:
