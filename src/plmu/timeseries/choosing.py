@@ -26,6 +26,7 @@ _AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tri
 _FREE, _ROOM = 0.0, 100.0  # with several series the pull, and the factor by which an amplitude may exceed the largest
 FOLDS = 4  # fits to fewer rows, for intervals where there are few validation rows
 VALIDATED = 0.2  # share of validation rows in fits for intervals and backtests, and in the final refit
+LOWER = 0.95  # error of a look-back, relative to the proposed one, below which it is taken for several columns
 GAIN = 0.5  # covariates are used if they lower the error by this share, divided by the horizons in the validation rows
 _TRIED = 20_000  # windows over all channels, up to which options are compared
 _FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
@@ -40,7 +41,8 @@ class Choice:
     unit: Numbers  # (channels,): the standard deviation that is 1 in the scaled series
 
     def best_lookback(self, data: ScaledSeries) -> Chosen:
-        """The `best_model` of the look-back with the smallest error on the validation data."""
+        """The `best_model` of the proposed look-back, or of another whose error on the validation data is smaller; of
+        several columns, clearly smaller."""
         choices, others = [self], self.settings.lookbacks
         for size in others:
             settings = replace(self.settings, lookback=size, order=order_of(size), theta=float(size))
@@ -48,9 +50,12 @@ class Choice:
         if not others or not data.has_validation(max(self.settings.lookback, *others)):
             return self.best_model(data)
         tried = [min(choice._tried(data, choice._options(data)), key=_error) for choice in choices]
-        best = choices[min(range(len(tried)), key=lambda place: _error(tried[place]))].best_model(data)
+        best = min(range(len(tried)), key=lambda place: _error(tried[place]))
+        lower = LOWER if data.channels > 1 else 1.0
+        best = best if _error(tried[best]) < lower * _error(tried[0]) else 0
+        chosen = choices[best].best_model(data)
         errors = {choice.settings.lookback: _error(option) for choice, option in zip(choices, tried, strict=True)}
-        return replace(best, summary=Summary(best.summary, lookbacks=errors))
+        return replace(chosen, summary=Summary(chosen.summary, lookbacks=errors))
 
     def best_model(self, data: ScaledSeries) -> Chosen:
         """The model with the smallest error on the validation data, over the seasons, amplitudes and penalties that the

@@ -26,6 +26,11 @@ from plmu.timeseries.windows import Windows
 
 MEMORY = 8  # the shortest look-back with which a LookbackForecast is tried beside a PooledForecast
 BLOCK = 1024  # windows that are forecast at a time
+CLEAR, SURE = (
+    0.97,
+    0.99,
+)  # errors of a `PooledForecast` and of simple methods by that of the memory, below which it loses
+_SIMPLE = ("seasonal last value", "linear", "Theta")
 ROWS = 5_000  # rows of all columns of a single series, up to which pooled readouts are fitted
 
 ForecastModel = LookbackForecast | PooledForecast
@@ -56,7 +61,7 @@ class Options(NamedTuple):
 
     individual: bool | None = None
     alpha: float | None = None
-    refit: bool | None = None  # None for yes in a `PooledForecast`, and else no
+    refit: bool | None = None  # None for yes where a `PooledForecast` is tried, and else no
     lags: int | None = None
     calendar: str | None = None  # what a row is, if that is known
     pooled: bool = False  # whether a PooledForecast is used in any case
@@ -113,13 +118,14 @@ def compared(
     if not methods:
         return chosen
     errors = {"pooled": shared.error, **_errors(methods, pieces, split.length, shared)}
-    best = other if errors.get("look-back", math.inf) < errors["pooled"] else chosen
+    simple = min((error for name, error in errors.items() if name in _SIMPLE), default=math.inf)
+    sure = single and channels > 1 and simple >= SURE * errors.get("look-back", math.inf)
+    clear = CLEAR if sure else 1.0  # columns may have readouts of their own in the memory alone
+    best = chosen if errors["pooled"] <= clear * errors.get("look-back", math.inf) else other
     return replace(best, summary=Summary(best.summary, errors=errors))
 
 
-def _errors(
-    methods: dict[str, Method], pieces: Sequence[Piece], length: int, shared: PooledFit
-) -> dict[str, float]:
+def _errors(methods: dict[str, Method], pieces: Sequence[Piece], length: int, shared: PooledFit) -> dict[str, float]:
     """Errors of methods, which read windows of this length, on the validation windows of a `PooledFit`."""
     windows, places, horizon = Windows.of(pieces), shared.checked.places, shared.checked.horizon
     channels = pieces[0].values.shape[1]

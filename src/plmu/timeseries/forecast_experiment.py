@@ -4,12 +4,12 @@ look-back window, fitted in closed form in seconds.
 Models: `closed` is fitted by ridge regression. `gradient` starts from it and is trained further. `lstm` is the
 baseline. Settings that you do not give are chosen on the validation rows, which come before the test rows.
 
-Several series, or a short one, may be forecast by readouts that all series share (--model.pooled).
+Several series may be forecast by readouts that all series share (--model.pooled). A single one is forecast by the
+memory of one of several look-backs, or by a mean of linear maps, classical forecasts and such readouts.
 
 Scores: errors over every window of the test rows, in units of each column's standard deviation in the training rows,
-beside the baselines last value, seasonal last value, a linear map of the same window and, of several series or a short
-one, Theta; with several series MASE and sMAPE; and how often the measured value was in the prediction interval. The
-run's folder has plots of them.
+beside the baselines last value, seasonal last value, a linear map of the same window and Theta; with several series
+MASE and sMAPE; and how often the measured value was in the prediction interval. The run's folder has plots of them.
 
 Covariates (--data.covariates) are columns that are known ahead. Their effect is fitted, too, and used where it helps.
 """
@@ -47,7 +47,7 @@ from plmu.timeseries.forecaster import Forecaster
 from plmu.timeseries.saved_forecasts import named, read_tested, score_other_file
 from plmu.timeseries.scores import Intervals, Method, Scores, baselines, model_method, score, unseen_errors
 from plmu.timeseries.series import Piece, SeriesConfig
-from plmu.timeseries.split import NO_VALIDATION, Settings, Split, what_was_done
+from plmu.timeseries.split import NO_VALIDATION, Settings, Split, is_several_or_short, what_was_done
 from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
@@ -290,9 +290,11 @@ def refitted(task: ForecastTask) -> Forecaster:
     """The estimator with the same settings, fitted to all rows."""
     settings = task.split.settings
     options = task.unfitted.get_params() | {"season": settings.season, "validation": VALIDATED, "test": 0.0}
-    if isinstance(task.fitted.model, PooledForecast):
-        return Forecaster(**options | {"pooled": True}).fit(task.split.data)
-    options |= {name: getattr(settings, name) for name in ("lookback", "order", "theta")} | {"refit": True}
+    model = task.fitted.model
+    if isinstance(model, PooledForecast):
+        several = is_several_or_short(task.split.data)
+        return Forecaster(**options | ({"pooled": True} if several else {})).fit(task.split.data)
+    options |= {"lookback": model.lookback, "order": model.order, "theta": model.config["theta"], "refit": True}
     return Forecaster(**options).fit(task.split.data)
 
 

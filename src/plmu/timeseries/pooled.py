@@ -23,6 +23,7 @@ from plmu.timeseries.pooled_windows import (
     Error,
     Limits,
     Panel,
+    SingleError,
     Windows,
     fitting_windows,
     long_enough,
@@ -49,7 +50,7 @@ class PooledFit:
     error: float  # on the validation windows, in that of the last value with its season; NaN without such windows
     members: list[tuple[Member, float, int]]  # kind, penalty (0: classical or trained), and how often in the mean
     checked: Windows  # the validation windows
-    error_of: Error
+    error_of: Error | SingleError
 
 
 def fit(
@@ -84,7 +85,7 @@ def fit(
     places = long_enough(validation_places(panel.lengths, rows, horizon), candidates, panel.lengths)
     checked = Windows.of(panel, places, candidates, horizon)
     fallback = checked.fallback(max(candidates.seasons, default=0))
-    error = Error.of(checked, fallback)
+    error = SingleError.of(checked, fallback) if maps else Error.of(checked, fallback)
 
     windows = fitting_windows(past, candidates, horizon, TRIED if closed_forms else NONE)
     tried = _closed_forms(candidates.fitted, windows, checked, error)
@@ -115,7 +116,7 @@ def fit(
     )
 
 
-def _promising(tried: Sequence[Tried], error: Error, fallback: Tensor) -> list[Member]:
+def _promising(tried: Sequence[Tried], error: Error | SingleError, fallback: Tensor) -> list[Member]:
     """Of many candidates those to fit to more windows: those that `chosen` takes, and the best of each look-back."""
     counts, _ = chosen(tried, error, fallback)
     picked = {candidate.kind for candidate, count in zip(tried, counts, strict=True) if count}
@@ -128,7 +129,9 @@ def _promising(tried: Sequence[Tried], error: Error, fallback: Tensor) -> list[M
     return [kind for kind in dict.fromkeys(candidate.kind for candidate in tried) if kind in picked]
 
 
-def _closed_forms(kinds: Sequence[Member], windows: Windows, checked: Windows, error: Error) -> list[Tried]:
+def _closed_forms(
+    kinds: Sequence[Member], windows: Windows, checked: Windows, error: Error | SingleError
+) -> list[Tried]:
     """Members with random features, each fitted with the penalty that has the smallest error on the validation windows
     that it forecasts."""
     tried = []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plmu.folded.pooled import Member, forecast_of
 from plmu.nn.pooled import PooledMember
-from plmu.timeseries.pooled_windows import BLOCK, Error, Windows
+from plmu.timeseries.pooled_windows import BLOCK, Error, SingleError, Windows
 
 BEST, ROOM = 6, 0.01  # fitted candidates that are in the mean in any case, if that raises the error by so much at most
 MOST, NEAR = 16, 1.3  # candidates in the mean for a single series, with errors of at most so many times the smallest
@@ -63,7 +63,7 @@ def available(member: PooledMember, windows: Windows) -> Tensor:
     return (windows.steps >= member.kind.lookback)[:, None].float()
 
 
-def chosen(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list[int], float]:
+def chosen(tried: Sequence[Tried], error: Error | SingleError, fallback: Tensor) -> tuple[list[int], float]:
     """How often each candidate is in the mean that has the smallest error, and that error. Candidates are added one by
     one while they lower it. Without validation windows the mean is that of the classical ones without logarithms, and
     the error NaN.
@@ -94,7 +94,7 @@ def chosen(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list
     return counts, best
 
 
-def blended(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list[int], float]:
+def blended(tried: Sequence[Tried], error: Error | SingleError, fallback: Tensor) -> tuple[list[int], float]:
     """The counts of `chosen`, doubled, and one more for each of the best fitted candidates, where that hardly raises
     the error: such a mean depends less on the validation windows."""
     counts, best = chosen(tried, error, fallback)
@@ -109,7 +109,9 @@ def blended(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[lis
     return (blend, other) if other <= (1 + ROOM) * best else (counts, best)
 
 
-def averaged(tried: Sequence[Tried], error: Error, fallback: Tensor, simple: Sequence[int]) -> tuple[list[int], float]:
+def averaged(
+    tried: Sequence[Tried], error: Error | SingleError, fallback: Tensor, simple: Sequence[int]
+) -> tuple[list[int], float]:
     """The counts, 0 or 1, of candidates in the mean for a single series, whose few validation windows tell less: the
     best, as many as leave the error below that of each simple candidate. Without validation windows as `chosen`.
 

@@ -54,7 +54,7 @@ class Settings:
     season: int
     covariates: tuple[str, ...] = ()
     window: int = 0  # of a `PooledForecast`, if one is tried
-    lookbacks: tuple[int, ...] = ()  # others that are tried
+    lookbacks: tuple[int, ...] = dataclasses.field(default=(), compare=False)  # others that are tried
 
     @property
     def least(self) -> int:
@@ -82,7 +82,8 @@ class Settings:
             season += f"; a profile of the {'year' if self.clock.calendar == 'week' else 'week and the year'} is tried"
         if self.lookbacks:
             *others, longest = map(str, sorted((self.lookback, *self.lookbacks)))
-            return f"model: forecasts {self.horizon} steps; look-backs of {', '.join(others)} and {longest} steps are tried; {season}"
+            sizes = f"{', '.join(others)} and {longest}"
+            return f"model: forecasts {self.horizon} steps; look-backs of {sizes} steps are tried; {season}"
         cycles = DelayNetwork(self.order, self.theta).describe().cycles_per_window
         return (
             f"model: forecasts {self.horizon} steps from a look-back of {self.lookback}; order {self.order} over"
@@ -110,7 +111,7 @@ class Wanted:
     lags: int | None = None
     validation: float = 0.0  # the number of validation rows, or below 1 their share
     test: float = 0.0  # share
-    pooled: bool | None = False  # whether a `PooledForecast` is tried; None for yes with several series or a short one
+    pooled: bool | None = False  # whether a `PooledForecast` is tried; None for yes without covariates
 
     def pools(self, data: SeriesData) -> bool:
         """Whether a `PooledForecast` is tried. It takes no covariates."""
