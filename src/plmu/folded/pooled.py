@@ -27,7 +27,7 @@ LOWEST = 0.01  # of which a logarithm is taken, relative to the level
 STILL = 2e-3  # added to the mean absolute change
 CLIP, CLIP_LEVEL, SLOPE = 8.0, 2.0, 0.3  # bounds of differences, in mean absolute changes and in levels; a factor
 LARGEST_CHANGE = 3.0  # of a forecast, in levels or as a logarithm
-LARGEST_LINEAR = 30.0  # levels: of a member without hidden layers and logarithms, such as a linear map
+LARGEST_LINEAR = 1000.0  # levels: of a member without hidden layers and logarithms, such as a linear map
 RATES = (0.1, 0.2, 0.35, 0.5, 0.7, 0.85)  # of exponential smoothing
 RECENT = 3  # changes that follow the smoothed ones
 

@@ -232,7 +232,7 @@ class PooledMember(nn.Module):
         """The regressors of this member, its last value, and the level.
 
         The forecast is last + features @ weight, where this product is kept within ±3, or without
-        hidden layers and logarithms within ±30; then exp if `log`; times the
+        hidden layers and logarithms within ±1,000; then exp if `log`; times the
         level; times `ahead` if the member has a season. So a weight is fitted to future / ahead / level, or its
         logarithm if `log`, minus last.
 
