@@ -20,7 +20,9 @@ def test_every_loss_is_listed() -> None:
         row("two", "held-out", {"plmu": 0.2, "linear": 0.4, "seasonal naive": 0.3}),
     ]
     text = series({"rows": rows})
-    assert "Development half, MSE: plmu is better than the best of the others on 0 of 1 series, and worse than 1.1" in text
+    assert (
+        "Development half, MSE: plmu is better than the best of the others on 0 of 1 series, and worse than 1.1" in text
+    )
     assert "Held-out half, MAE: plmu is better than the best of the others on 1 of 1 series" in text
     assert "| one | development | MSE | 1.25 | linear |" in text
     assert "| two | held-out | MSE" not in text

@@ -30,6 +30,7 @@ CLEAR, SURE = (
     0.97,
     0.99,
 )  # errors of a `PooledForecast` and of simple methods by that of the memory, below which it loses
+RESOLVED = 1e-5  # changes of a series, relative to its level, below which float32 does not resolve members' errors
 _SIMPLE = ("seasonal last value", "linear", "Theta")
 ROWS = 5_000  # rows of all columns of a single series, up to which pooled readouts are fitted
 
@@ -114,6 +115,8 @@ def compared(
                for piece, count in zip(pieces, validation_rows, strict=True))  # fmt: skip
     if not options.pooled and settings.lookback >= MEMORY and 2 * long >= len(pieces):
         other = lookback_model()
+        if single and len(shared.checked.unit) and float(shared.checked.unit.max()) < RESOLVED:
+            return other
         methods = {"look-back": model_method(other.unrefitted), **methods}
     if not methods:
         return chosen
