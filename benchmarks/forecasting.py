@@ -101,7 +101,8 @@ def main() -> None:
         }
         for kind, lookback in (("96", 96), ("free", None)):
             rows = [measured(values, ends, horizon, lookback) for horizon in HORIZONS]
-            means = {key: float(np.mean([row[key] for row in rows])) for key in ("mse", "mae")}
+            keys = [key for key in ("valid mse", "mse", "mae") if all(row[key] is not None for row in rows)]
+            means = {key: float(np.mean([row[key] for row in rows])) for key in keys}
             last = float(np.mean([row["last value mse"] for row in rows]))
             seconds = sum(row["fit seconds"] for row in rows)
             used = sum(row["fit processor seconds"] for row in rows)
