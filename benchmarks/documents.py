@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import panel_tables, tables
+from benchmarks import panel_tables, single_series_tables, tables
 from plmu.cli.report import load
 from plmu.cli.tables import HEADER, rows, shown, titled
 from plmu.runs.folder import read_json
@@ -178,6 +178,11 @@ BENCHMARKS: dict[str, tuple[str | tuple[str, ...], str, Callable[..., str]]] = {
     "panel-m4": (*_PANELS, panel_tables.competition),
     "panel-intervals": (*_PANELS, panel_tables.intervals),
     "panel-seconds": (*_PANELS, panel_tables.seconds),
+    "single-series": (
+        "single-series.json",
+        "python -m benchmarks.single_series --peers PYTHON --json results",
+        single_series_tables.series,
+    ),
 }
 
 if __name__ == "__main__":

@@ -65,16 +65,19 @@ def measured(values: np.ndarray, ends: tuple[int, int, int], horizon: int, lookb
     """Fit and test one horizon."""
     train, valid, test = ends
     begin, used = time.perf_counter(), time.process_time()
-    forecaster = plmu.Forecaster(horizon, lookback=lookback, validation=valid - train).fit(values[:valid])
+    forecaster = plmu.Forecaster(horizon, lookback=lookback, validation=valid - train, refit=False).fit(values[:valid])
     fitted, used = time.perf_counter(), time.process_time() - used
-    first = valid - forecaster.model.lookback
+    model = forecaster.model
+    read = [member.kind.lookback for member in getattr(model, "readouts", ())]  # of a PooledForecast
+    reach = min(model.lookback, max(*read, 4 * model.season)) if read else model.lookback
+    first = valid - reach
     scores = forecaster.evaluate(values[first:test], start=first)
     if scores["windows"] != test - valid - horizon + 1:
         raise SystemExit(f"{scores['windows']} test windows, not {test - valid - horizon + 1}")
-    chosen = {key: value for key, value in forecaster.validation_.items() if key not in ("mse", "tried")}
+    chosen = {key: value for key, value in forecaster.validation_.items() if key not in ("mse", "tried", "members")}
     return {
         "horizon": horizon,
-        "valid mse": forecaster.validation_["mse"],
+        "valid mse": forecaster.validation_.get("mse"),
         **{key: scores[key] for key in ("mse", "mae", "last value mse", "last value mae", "windows")},
         "chosen": {key: "inf" if value == float("inf") else value for key, value in chosen.items()},
         "fit seconds": fitted - begin,
@@ -98,7 +101,8 @@ def main() -> None:
         }
         for kind, lookback in (("96", 96), ("free", None)):
             rows = [measured(values, ends, horizon, lookback) for horizon in HORIZONS]
-            means = {key: float(np.mean([row[key] for row in rows])) for key in ("valid mse", "mse", "mae")}
+            keys = [key for key in ("valid mse", "mse", "mae") if all(row[key] is not None for row in rows)]
+            means = {key: float(np.mean([row[key] for row in rows])) for key in keys}
             last = float(np.mean([row["last value mse"] for row in rows]))
             seconds = sum(row["fit seconds"] for row in rows)
             used = sum(row["fit processor seconds"] for row in rows)

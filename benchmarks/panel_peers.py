@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas
 
-LAGS = {6: 6, 8: 8, 13: 52, 14: 28, 18: 24}  # by horizon; hourly series have two days and every day of a week
+LAGS = {6: 6, 8: 8, 12: 24, 13: 52, 14: 28, 18: 24, 28: 28}  # by horizon; others have two days and each day of a week
 
 
 def frame(series: list[np.ndarray]) -> pandas.DataFrame:
@@ -39,17 +39,24 @@ def statistical(method: str, series: list[np.ndarray], horizon: int, season: int
 
     model = getattr(models, method)(season_length=season)
     forecaster = StatsForecast(models=[model], freq=1, n_jobs=1)
-    table = forecaster.forecast(df=frame(series), h=horizon, level=levels).sort_values(["unique_id", "ds"])
+    table = forecaster.forecast(df=frame(series), h=horizon, level=levels or None).sort_values(["unique_id", "ds"])
     shape = (len(series), horizon)
-    bounds = {
-        end: np.stack([table[f"{model}-{short}-{level}"].to_numpy(float).reshape(shape) for level in levels])
-        for end, short in (("lower", "lo"), ("upper", "hi"))
-    }
+    bounds = (
+        {}
+        if not levels
+        else {
+            end: np.stack([table[f"{model}-{short}-{level}"].to_numpy(float).reshape(shape) for level in levels])
+            for end, short in (("lower", "lo"), ("upper", "hi"))
+        }
+    )
     return {"mean": table[str(model)].to_numpy(float).reshape(shape), **bounds}
 
 
-def boosted(method: str, series: list[np.ndarray], horizon: int, season: int, levels: list[int]) -> dict[str, Any]:
-    """LightGBM on lags by mlforecast."""
+def boosted(
+    method: str, series: list[np.ndarray], horizon: int, season: int, levels: list[int], fitted: int = 0
+) -> dict[str, Any]:
+    """LightGBM on lags by mlforecast; `fitted` is the number of rows of the last series that it is fitted to, 0 for all
+    rows of all series."""
     from lightgbm import LGBMRegressor
     from mlforecast import MLForecast
     from mlforecast.target_transforms import Differences, LocalStandardScaler
@@ -62,7 +69,8 @@ def boosted(method: str, series: list[np.ndarray], horizon: int, season: int, le
         target_transforms=[Differences([season]), LocalStandardScaler()],
         num_threads=1,
     )
-    table = forecaster.fit(frame(series), static_features=[]).predict(horizon).sort_values(["unique_id", "ds"])
+    forecaster.fit(frame([series[-1][:fitted]] if fitted else series), static_features=[])
+    table = forecaster.predict(horizon, new_df=frame(series) if fitted else None).sort_values(["unique_id", "ds"])
     return {"mean": table[method].to_numpy(float).reshape(len(series), horizon)}
 
 
@@ -71,11 +79,13 @@ def main() -> None:
     with np.load(source) as arrays:
         series = np.split(arrays["values"], np.cumsum(arrays["lengths"])[:-1])
         horizon, season, levels = int(arrays["horizon"]), int(arrays["season"]), arrays["levels"].tolist()
+        options = {"fitted": int(arrays["fitted"])} if method == "LightGBM" and "fitted" in arrays else {}
     boosting = method == "LightGBM"
     forecast, packages = (boosted, ("mlforecast", "lightgbm")) if boosting else (statistical, ("statsforecast",))
-    forecast(method, sorted(series, key=len)[: 50 if boosting else 2], horizon, season, levels)
+    if not options:
+        forecast(method, sorted(series, key=len)[: 50 if boosting else 2], horizon, season, levels)
     begin, used = time.perf_counter(), time.process_time()
-    results = forecast(method, series, horizon, season, levels)
+    results = forecast(method, series, horizon, season, levels, **options)
     notes = {
         "seconds": time.perf_counter() - begin,
         "processor seconds": time.process_time() - used,

@@ -78,7 +78,8 @@ def load_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "load.csv").write_text(written())
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        main(["train", "forecast", "--data.file", "load.csv", "--horizon", "3", "6", "--backtest", "2", "--quiet"])
+        main(["train", "forecast", "--data.file", "load.csv", "--horizon", "3", "6", "--backtest", "2", "--quiet",
+              "--model.pooled", "False"])  # fmt: skip
     return folder
 
 

@@ -21,7 +21,8 @@ def test_it_does_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for word in ("fit", "test", "plot", "stream", "export", "next:"):
         assert word in output
     model = plmu.load(tmp_path / "co2.plmu")
-    assert f"a ridge regression on the memory of the last {model.lookback} weeks\n" in output
+    kind = "the memory" if isinstance(model, plmu.nn.LookbackForecast) else "linear maps and other readouts"
+    assert f"{kind} of the last {model.lookback} weeks\n" in output
     errors = {
         name: float(line.split(name)[1].split()[0])
         for line in output.splitlines()

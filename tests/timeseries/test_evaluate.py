@@ -93,7 +93,7 @@ def test_changed_rows_stop_the_evaluation_of_a_forecast(load: Path, capsys: pyte
 def test_a_forecast_is_scored_on_another_file(load: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("later.csv").write_text(written(500, first=360))
     found = scores([str(load), "--other-data", "--data.file", "later.csv"], capsys)
-    forecaster = plmu.Forecaster(6, validation=0.1, test=0.2).fit("load.csv")
+    forecaster = plmu.Forecaster(6, validation=0.1, test=0.2, pooled=False).fit("load.csv")
     expected = forecaster.evaluate("later.csv")
     for name, other in (("mse", "mse"), ("mae", "mae"), ("last_value_mse", "last value mse")):
         assert found[name] == pytest.approx(expected[other], rel=1e-4)

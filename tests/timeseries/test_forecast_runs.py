@@ -12,6 +12,8 @@ from program import refused
 
 from plmu.cli.program import main
 
+MEMORY = ["--model.pooled", "False"]  # of the run in `load_run`
+
 
 def test_a_run_has_scores_baselines_intervals_and_plots(load_run: Path) -> None:
     test = result(load_run)["test"]
@@ -38,14 +40,15 @@ def test_a_run_that_lost_its_model_gets_it_again(
     before = {name: (RUN / name).read_bytes() for name in ("model.plmu", "outputs.json", "intervals.json")}
     for name in before:
         (RUN / name).unlink()
-    main(["train", "forecast", "--data.file", "load.csv", "--horizon", "3", "6", "--backtest", "2"])
+    main(["train", "forecast", "--data.file", "load.csv", "--horizon", "3", "6", "--backtest", "2", *MEMORY])
     assert "model.plmu was missing: fitted it again" in capsys.readouterr().out
     assert {name: (RUN / name).read_bytes() for name in before} == before
 
 
 def test_what_is_published_has_no_path(load_run: Path, load_folder: Path) -> None:
     found = result(load_run)
-    assert found["command"] == ("plmu train forecast --data.file load.csv --horizon 3 6 --backtest 2 --quiet")
+    command = "plmu train forecast --data.file load.csv --horizon 3 6 --backtest 2 --quiet --model.pooled False"
+    assert found["command"] == command
     assert str(load_folder) not in json.dumps(found)
     assert "file" in json.loads((load_run / "data.json").read_text())["files"]
 
@@ -53,7 +56,7 @@ def test_what_is_published_has_no_path(load_run: Path, load_folder: Path) -> Non
 def test_the_same_command_shows_the_result_and_another_file_is_another_run(
     load_run: Path, load_folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ["train", "forecast", "--data.file", "load.csv", "--horizon", "3", "6", "--backtest", "2"]
+    words = ["train", "forecast", "--data.file", "load.csv", "--horizon", "3", "6", *MEMORY, "--backtest", "2"]
     main(words)
     assert "is finished: nothing was trained" in capsys.readouterr().out
     (tmp_path / "load.csv").write_text(written(300))

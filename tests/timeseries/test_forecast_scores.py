@@ -13,12 +13,13 @@ import plmu
 from plmu.clock import Clock
 from plmu.errors import DataError
 from plmu.nn import LookbackForecast
-from plmu.timeseries import intervals, scores
+from plmu.timeseries import intervals, scores, window_linear
 from plmu.timeseries.columns import Columns
 from plmu.timeseries.intervals import Intervals, errors_of
-from plmu.timeseries.scores import WindowLinear, model_method, score, seasonal_value, variance
+from plmu.timeseries.scores import model_method, score, seasonal_value, variance
 from plmu.timeseries.series import Piece, SeriesData
 from plmu.timeseries.split import Split, Wanted
+from plmu.timeseries.window_linear import WindowLinear
 from plmu.timeseries.windows import Examples, Windows
 
 LOOKBACK, HORIZON, CHANNELS = 6, 4, 2
@@ -340,7 +341,7 @@ def test_the_linear_baseline_is_a_ridge_on_the_windows_changes() -> None:
     scale = np.sqrt((x**2).mean(0))
     scale[scale == 0] = 1
     options = []
-    for alpha in scores.ALPHAS:
+    for alpha in window_linear.ALPHAS:
         gram = (x / scale).T @ (x / scale) / len(x) + alpha * np.eye(LOOKBACK)
         weight = np.linalg.solve(gram, (x / scale).T @ y / len(x)) / scale[:, None]
         options.append((((w - z @ weight) ** 2).mean(), weight))
@@ -353,16 +354,16 @@ def test_the_linear_baseline_is_a_ridge_on_the_windows_changes() -> None:
 
 
 def test_the_linear_baseline_is_fitted_to_a_bounded_number_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scores, "_LINEAR", 60)
+    monkeypatch.setattr(window_linear, "_FITTED", 60)
     series = torch.randn(1, 100 + LOOKBACK + HORIZON - 1)
     linear = WindowLinear(1, HORIZON, LOOKBACK)
     linear.fit([series], [], torch.ones(1))
     assert linear.weight.abs().sum() > 0
     every_other = WindowLinear(1, HORIZON, LOOKBACK)
-    monkeypatch.setattr(scores, "_LINEAR", 50)
+    monkeypatch.setattr(window_linear, "_FITTED", 50)
     every_other.fit([series], [], torch.ones(1))
     torch.testing.assert_close(linear.weight, every_other.weight)
-    monkeypatch.setattr(scores, "_LINEAR", 49)
+    monkeypatch.setattr(window_linear, "_FITTED", 49)
     every_other.fit([series], [], torch.ones(1))
     assert not torch.allclose(linear.weight, every_other.weight)
 

@@ -81,11 +81,12 @@ def test_scores_are_those_of_a_loop_over_windows(tmp_path: Path) -> None:
     task = task_of(tmp_path, "\n".join([*lines, ""]))
     model: Any = Forecast().build(task.config, task)
     found = task.scores(model, task.test)
-    piece, settings = task.split.data.pieces[0], task.split.settings
+    piece, length = task.split.data.pieces[0], task.split.length
     squares, naive = [], []
     for origin in task.test[0].tolist():
-        past = piece.values[origin + 1 - settings.lookback : origin + 1]
-        out = task.fitted.predict(past, start=origin + 1 - settings.lookback)
+        first = max(0, origin + 1 - length)
+        past = piece.values[first : origin + 1]
+        out = task.fitted.predict(past, start=first)
         future = piece.values[origin + 1 : origin + 1 + HORIZON]
         seen = piece.measured[origin + 1 : origin + 1 + HORIZON]
         squares += (((out - future) / task.split.scale.numpy()) ** 2)[seen].tolist()

@@ -41,7 +41,7 @@ def assert_same(frame: Any, rows: list[dict[str, str]], columns: tuple[str, ...]
 
 
 def test_the_estimator_is_the_command(load_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    forecaster = plmu.Forecaster(HORIZON, validation=0.1, test=0.2).fit("load.csv")
+    forecaster = plmu.Forecaster(HORIZON, validation=0.1, test=0.2, pooled=False).fit("load.csv")
     frame = forecaster.predict(level=LEVELS)
     rows = command([str(load_run), "--data.file", "load.csv"], capsys)
     assert_same(frame, rows, ("load", "temp"))
@@ -53,11 +53,12 @@ def test_the_estimator_is_the_command(load_run: Path, capsys: pytest.CaptureFixt
     folds = json.loads((load_run / "forecast.json").read_text())["backtest"]
     assert forecaster.backtest(folds=2) == folds
     assert any(note.startswith("time: column 'time', every 2 h") for note in forecaster.notes_)
-    assert forecaster.notes_[-1] == "model: forecasts 6 steps from at most 144; a season of 12 steps"
+    memory = "a look-back of 123; order 61 over θ = 123 steps, which holds up to 17.4 cycles a window"
+    assert forecaster.notes_[-1] == f"model: forecasts 6 steps from {memory}; a season of 12 steps is tried"
 
 
 def test_a_saved_run_predicts_the_same(load_run: Path) -> None:
-    forecaster = plmu.Forecaster(HORIZON, validation=0.1, test=0.2).fit("load.csv")
+    forecaster = plmu.Forecaster(HORIZON, validation=0.1, test=0.2, pooled=False).fit("load.csv")
     saved = plmu.Forecaster.from_run(load_run)
     assert saved.levels_ == (80, 95)
     ours, theirs = forecaster.predict(level=95), saved.predict("load.csv", level=95)

@@ -55,7 +55,9 @@ def _demo(path: Path, out: Path) -> None:
     forecaster = plmu.Forecaster(horizon=HORIZON, test=TEST).fit(path)
     _say("1. fit", f"the first {1 - TEST:.0%} of {out / 'co2.csv'}, in {time.perf_counter() - start:.1f} s:")
     gaps = next(note for note in forecaster.notes_ if note.startswith("gaps"))
-    _say("", f"a ridge regression on the memory of the last {forecaster.model.lookback} weeks")
+    memory = forecaster.validation_["model"] == "look-back"
+    kind = "a ridge regression on the memory" if memory else "a mean of linear maps and other readouts"
+    _say("", f"{kind} of the last {forecaster.model.lookback} weeks")
     _say("", gaps.split(";")[0])
 
     errors = forecaster.evaluate()

@@ -23,7 +23,6 @@ from plmu.folded.pooled import (
     CLIP_LEVEL,
     FLAT,
     HIGHEST_RATIO,
-    LARGEST_CHANGE,
     LEAST_LEVEL,
     LOWEST,
     LOWEST_INDEX,
@@ -187,7 +186,8 @@ def _member(b: Builder, member: Member, readout: Readout, values: Value, ahead: 
         changes = b.add_like(values, ops.Divide, past, apart, _first(b, divisor, past))
     if b.int8:
         changes = b.add(ops.Convert, past, changes)
-    change = _clipped(b, _read(b, member, readout, changes, ahead), -LARGEST_CHANGE, LARGEST_CHANGE)
+    limit = member.largest_change
+    change = _clipped(b, _read(b, member, readout, changes, ahead), -limit, limit)
     if not change.wide:
         change = b.add_like(values, ops.Convert, horizon, change)
     last = _repeated(b, last, horizon)

@@ -28,6 +28,7 @@ LOWEST = 0.01  # of which a logarithm is taken, relative to the level
 STILL = 2e-3  # added to the mean absolute change
 CLIP, CLIP_LEVEL, SLOPE = 8.0, 2.0, 0.3  # bounds of differences, in mean absolute changes and in levels; a factor
 LARGEST_CHANGE = 3.0  # of a forecast, in levels or as a logarithm
+LARGEST_LINEAR = 1000.0  # levels: of a member without hidden layers and logarithms, such as a linear map
 RATES = (0.1, 0.2, 0.35, 0.5, 0.7, 0.85)  # of exponential smoothing
 RECENT = 3  # changes that follow the smoothed ones
 
@@ -55,6 +56,11 @@ class Member(NamedTuple):
         return 2 * self.width + 1 + (horizon if self.season > 1 else 0)
 
     @property
+    def largest_change(self) -> float:
+        """Of a forecast, in levels or as a logarithm."""
+        return LARGEST_CHANGE if self.log or self.hidden else LARGEST_LINEAR
+
+    @property
     def features(self) -> int:
         """The number of features, the last of them from the last hidden layer."""
         return 2 * self.lookback + sum(self.hidden[-1:])
@@ -75,7 +81,7 @@ class Readout(NamedTuple):
 
 class Features(NamedTuple):
     """The input of a readout. The forecast is last + base + features · weight, where what is added to last is kept
-    within ±`LARGEST_CHANGE`; then exp if `log`; times the level."""
+    within the `largest_change` of the member; then exp if `log`; times the level."""
 
     features: Tensor  # (..., features)
     last: Tensor  # (..., 1), relative to the level; its logarithm if `log`
@@ -255,7 +261,7 @@ def read_out(member: Member, readout: Readout, values: Tensor, ahead: Tensor) ->
 
 def forecast_of(member: Member, window: Features, changes: Tensor, values: Tensor, ahead: Tensor) -> Tensor:
     """Forecasts (..., horizon) from `changes`, the product of features and weight; other arguments as of `features`."""
-    changes = (changes + window.base).clamp(-LARGEST_CHANGE, LARGEST_CHANGE)
+    changes = (changes + window.base).clamp(-member.largest_change, member.largest_change)
     last = values[..., -1:]
     lowest = LOWEST * window.level
     out = torch.maximum(last, lowest) * changes.exp() if member.log else last + window.level * changes

@@ -236,9 +236,9 @@ class PooledMember(nn.Module):
     def features(self, values: Tensor, ahead: Tensor) -> Features:
         """The regressors of this member, its last value, and the level.
 
-        The forecast is last + features @ weight, where this product is kept within ±3; then exp if `log`; times the
-        level; times `ahead` if the member has a season. So a weight is fitted to future / ahead / level, or its
-        logarithm if `log`, minus last.
+        The forecast is last + features @ weight, where this product is kept within ±3, or within ±1,000 if the member
+        has neither hidden layers nor logarithms; then exp if `log`; times the level; times `ahead` if the member has a
+        season. So a weight is fitted to future / ahead / level, or its logarithm if `log`, minus last.
 
         Args:
             values: the last `lookback` values of windows, adjusted for the member's season, (..., lookback).

@@ -4,8 +4,7 @@ help; and fits to fewer rows, for intervals and backtests."""
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -14,60 +13,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plmu.folded.pooled import LEAST_LEVEL
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
-from plmu.timeseries import pooled
+from plmu.timeseries.comparing import Chosen, Options, Summary, compared
 from plmu.timeseries.effects import Effect, best_effect, effects_of
 from plmu.timeseries.predictions import ForecastModel, with_options
 from plmu.timeseries.ridge import ALPHAS, PULLS, ScaledSeries, best_ridge
 from plmu.timeseries.season import calendar_patterns, pattern
-from plmu.timeseries.series import Numbers, Piece
-from plmu.timeseries.split import SCORED, Settings, Split, first_rows
-from plmu.timeseries.windows import Windows
-from plmu.training.processes import Processes
+from plmu.timeseries.series import Numbers
+from plmu.timeseries.split import SCORED, Settings, Split, first_rows, order_of
 
 _AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
 _FREE, _ROOM = 0.0, 100.0  # with several series the pull, and the factor by which an amplitude may exceed the largest
 FOLDS = 4  # fits to fewer rows, for intervals where there are few validation rows
 VALIDATED = 0.2  # share of validation rows in fits for intervals and backtests, and in the final refit
+LOWER = 0.95  # error of a look-back, relative to the proposed one, below which it is taken for several columns
 GAIN = 0.5  # covariates are used if they lower the error by this share, divided by the horizons in the validation rows
-MEMORY = 8  # the shortest look-back with which a LookbackForecast is tried beside a PooledForecast
-BLOCK = 4096  # windows that it forecasts at a time
 _TRIED = 20_000  # windows over all channels, up to which options are compared
 _FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
-
-
-class Summary(dict[str, Any]):
-    """The options that were chosen, by name, and their validation errors."""
-
-    def __missing__(self, name: str) -> Any:
-        if name != "strength":
-            raise KeyError(name)
-        warnings.warn("validation_['strength'] is now validation_['alpha']", DeprecationWarning, stacklevel=2)
-        return self["alpha"]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The fitted models, in the units of the data, and what was chosen."""
-
-    model: ForecastModel
-    unrefitted: ForecastModel  # the model fitted without the validation rows
-    summary: Summary
-    without_covariates: ForecastModel | None = None  # fitted without the validation rows, too
-
-
-class Options(NamedTuple):
-    """Options of a `Forecaster` for the fit; None where one is to be chosen."""
-
-    individual: bool | None = None
-    alpha: float | None = None
-    refit: bool | None = None  # None for yes in a `PooledForecast`, and else no
-    lags: int | None = None
-    calendar: str | None = None  # what a row is, if that is known
-    pooled: bool = False  # whether a PooledForecast is used in any case
-    nonnegative: bool | None = None  # None for yes in channels without a value below 0
 
 
 @dataclass(frozen=True)
@@ -78,28 +41,32 @@ class Choice:
     options: Options
     unit: Numbers  # (channels,): the standard deviation that is 1 in the scaled series
 
+    def best_lookback(self, data: ScaledSeries) -> Chosen:
+        """The `best_model` of the proposed look-back, or of another whose error on the validation data is smaller; of
+        several columns, clearly smaller."""
+        choices, others = [self], self.settings.lookbacks
+        for size in others:
+            settings = replace(self.settings, lookback=size, order=order_of(size), theta=float(size))
+            choices.append(replace(self, settings=settings))
+        if not others or not data.has_validation(max(self.settings.lookback, *others)):
+            return self.best_model(data)
+        tried = [min(choice._tried(data, choice._options(data)), key=_error) for choice in choices]
+        best = min(range(len(tried)), key=lambda place: _error(tried[place]))
+        lower = LOWER if data.channels > 1 else 1.0
+        best = best if _error(tried[best]) < lower * _error(tried[0]) else 0
+        chosen = choices[best].best_model(data)
+        errors = {choice.settings.lookback: _error(option) for choice, option in zip(choices, tried, strict=True)}
+        return replace(chosen, summary=Summary(chosen.summary, lookbacks=errors))
+
     def best_model(self, data: ScaledSeries) -> Chosen:
         """The model with the smallest error on the validation data, over the seasons, amplitudes and penalties that the
         options leave open; refitted to all rows if they say so. Without validation data a season that was found is used
         with the last amplitude, and the median alpha."""
-        lookback, steps = self.settings.lookback, self.settings.season
-        shape = pattern(data.past(), steps, data.start_rows) if steps else torch.zeros(0, data.channels)
-        calendars: list[Tensor] = []
-        shapes = [shape] if steps and bool((shape.square().sum(0) > 0).any()) else []
-        individual = self.options.individual
-        pulls: Sequence[float] = PULLS if individual is None else (PULLS[1:] if individual else PULLS[:1])
-        alphas = ALPHAS if self.options.alpha is None else (self.options.alpha,)
-        tried: list[dict[str, Any]] = []
-        if self.options.calendar is not None and data.has_validation(lookback) and not data.relative:
-            calendars = calendar_patterns(data.past(), self.options.calendar, data.start_rows)
-        amplitudes = _AMPLITUDES if not data.relative else (_FREE,) if lookback >= steps else ()
-        options: list[tuple[float | None, Tensor]] = [(None, shape), *product(amplitudes, shapes + calendars)]
-        if len(options) > 1 and data.has_validation(lookback):
-            for amplitude, shape in options:
-                train, valid = data.sums(self._layer(data, amplitude, shape), _TRIED)
-                error = best_ridge(train, valid, alphas, pulls).error
-                tried.append({"amplitude": amplitude, "season": 0 if amplitude is None else len(shape), "mse": error})
-            options = [options[min(range(len(tried)), key=lambda place: tried[place]["mse"])]]
+        options, tried = self._options(data), []
+        alphas, pulls = self._penalties()
+        if len(options) > 1 and data.has_validation(self.settings.lookback):
+            tried = self._tried(data, options)
+            options = [options[min(range(len(tried)), key=lambda place: _error(tried[place]))]]
         amplitude, shape = options[-1]
         layer = self._layer(data, amplitude, shape)
         train, valid = data.sums(layer, _FITTED)
@@ -111,15 +78,40 @@ class Choice:
         summary = Summary(
             model="look-back",
             mse=best.error,
-            lookback=lookback,
+            lookback=layer.lookback,
             season=layer.season,
             amplitude=amplitude,
-            calendar=amplitude is not None and any(shape is option for option in calendars),
+            calendar=amplitude is not None and len(shape) != self.settings.season,
             alpha=best.alpha,
             pull=best.pull,
             tried=tried,
         )
         return Chosen(model, unrefitted, summary)
+
+    def _options(self, data: ScaledSeries) -> list[tuple[float | None, Tensor]]:
+        """The seasonal patterns that are tried, each with a pull of its amplitude, or None for no season."""
+        lookback, steps = self.settings.lookback, self.settings.season
+        shape = pattern(data.past(), steps, data.start_rows) if steps else torch.zeros(0, data.channels)
+        shapes = [shape] if steps and bool((shape.square().sum(0) > 0).any()) else []
+        if self.options.calendar is not None and data.has_validation(lookback) and not data.relative:
+            shapes += calendar_patterns(data.past(), self.options.calendar, data.start_rows)
+        amplitudes = _AMPLITUDES if not data.relative else (_FREE,) if lookback >= steps else ()
+        return [(None, shape), *product(amplitudes, shapes)]
+
+    def _tried(self, data: ScaledSeries, options: Sequence[tuple[float | None, Tensor]]) -> list[dict[str, Any]]:
+        """The options, with their errors on the validation data."""
+        tried = []
+        for amplitude, shape in options:
+            train, valid = data.sums(self._layer(data, amplitude, shape), _TRIED)
+            error = best_ridge(train, valid, *self._penalties()).error
+            tried.append({"amplitude": amplitude, "season": 0 if amplitude is None else len(shape), "mse": error})
+        return tried
+
+    def _penalties(self) -> tuple[Sequence[float], Sequence[float]]:
+        """The penalties of the ridge, and on the difference of each channel's readout from the shared one."""
+        individual, alpha = self.options.individual, self.options.alpha
+        pulls: Sequence[float] = PULLS if individual is None else (PULLS[1:] if individual else PULLS[:1])
+        return ALPHAS if alpha is None else (alpha,), pulls
 
     def with_covariates(self, data: ScaledSeries, covariates: Sequence[Tensor], size: Tensor) -> Chosen:
         """The model with an effect of covariates, or one without if validation data show no clear gain; in both cases a
@@ -181,6 +173,10 @@ class Choice:
             model.season_pattern.copy_(layer.season_pattern.double() * scale)
             model.prior.copy_(layer.prior.double() * scale**2)
         return model.eval()
+
+
+def _error(tried: dict[str, Any]) -> float:
+    return float(tried["mse"])
 
 
 def standard_deviation(rows: Numbers) -> Numbers:
@@ -258,60 +254,9 @@ def _fit(split: Split, options: Options) -> tuple[Chosen, Numbers, Numbers]:
         scaled = [torch.tensor(((rows - middle) / size).T, dtype=torch.float32) for rows in covariates]
         return choice.with_covariates(data, scaled, torch.tensor(size)), mean, scale
     if settings.window:
-        processes = split.data.processes
-        model = _pooled(settings, options, pieces, validation_rows, lambda: choice.best_model(data), processes)
-        return model, mean, scale
+        choice = replace(choice, options=choice.options._replace(refit=options.refit is not False))
+        return compared(split, options, pieces, validation_rows, data, lambda: choice.best_lookback(data)), mean, scale
     return choice.best_model(data), mean, scale
-
-
-def _pooled(
-    settings: Settings,
-    options: Options,
-    pieces: Sequence[Piece],
-    validation_rows: Sequence[int],
-    lookback_model: Callable[[], Chosen],
-    processes: Processes,
-) -> Chosen:
-    """A `PooledForecast`, or the other model where most series are long enough for it and its error on the validation
-    rows is smaller."""
-    channels, horizon = pieces[0].values.shape[1], settings.horizon
-    series = [piece.values[:, channel] for piece in pieces for channel in range(channels)]
-    lengths, rows = ([count for count in counts for _ in range(channels)] for counts in
-                     ([len(piece) for piece in pieces], validation_rows))  # fmt: skip
-    shared = pooled.fit(series, lengths, rows, horizon, settings.season, channels, processes)
-    refit = options.refit is not False
-    summary = Summary(
-        model="pooled",
-        errors={"pooled": shared.error},
-        season=settings.season,
-        calendar=False,
-        lookback=shared.model.window,
-        members=[(*kind, alpha, count) for kind, alpha, count in shared.members],
-        tried=[],
-    )
-    chosen = Chosen(shared.model if refit else shared.unrefitted, shared.unrefitted, summary)
-    long = sum(len(piece) - count - horizon >= 2 * settings.lookback and count >= horizon
-               for piece, count in zip(pieces, validation_rows, strict=True))  # fmt: skip
-    if options.pooled or settings.lookback < MEMORY or 2 * long < len(pieces):
-        return chosen
-    other = lookback_model()
-    windows = Windows.of(pieces)
-    places = shared.checked.places
-    piece, channel = places.series // channels, places.series % channels
-    forecasts = []
-    origins = windows.offsets[piece] + places.ends - 1
-    with torch.no_grad():
-        for block, lane in zip(origins.split(BLOCK), channel.split(BLOCK), strict=True):
-            examples = windows.take(block, settings.lookback, horizon)
-            phase = examples.steps % max(other.unrefitted.season, 1)
-            ahead = other.unrefitted.read(examples.windows, phase) + examples.level[..., None]
-            forecasts.append(ahead[torch.arange(len(block)), lane])
-    errors = {
-        "pooled": shared.error,
-        "look-back": shared.error_of(torch.cat(forecasts) / shared.checked.level.clamp(min=LEAST_LEVEL)),
-    }
-    best = other if errors["look-back"] < errors["pooled"] else chosen
-    return replace(best, summary=Summary(best.summary, errors=errors))
 
 
 class Fold(NamedTuple):

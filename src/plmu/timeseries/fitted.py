@@ -16,7 +16,8 @@ from torch import Tensor
 from plmu.clock import NO_ZONE
 from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.timeseries import series
-from plmu.timeseries.choosing import FOLDS, Options, rolling
+from plmu.timeseries.choosing import FOLDS, rolling
+from plmu.timeseries.comparing import Options
 from plmu.timeseries.forecast_tables import forecast_table, formed
 from plmu.timeseries.frames import (
     Form,

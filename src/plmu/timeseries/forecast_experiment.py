@@ -4,12 +4,12 @@ look-back window, fitted in closed form in seconds.
 Models: `closed` is fitted by ridge regression. `gradient` starts from it and is trained further. `lstm` is the
 baseline. Settings that you do not give are chosen on the validation rows, which come before the test rows.
 
-Several series, or a short one, may be forecast by readouts that all series share (--model.pooled).
+Several series may be forecast by readouts that all series share (--model.pooled). A single one is forecast by the
+memory of one of several look-backs, or by a mean of linear maps, classical forecasts and such readouts.
 
 Scores: errors over every window of the test rows, in units of each column's standard deviation in the training rows,
-beside the baselines last value, seasonal last value, a linear map of the same window and, of several series or a short
-one, Theta; with several series MASE and sMAPE; and how often the measured value was in the prediction interval. The
-run's folder has plots of them.
+beside the baselines last value, seasonal last value, a linear map of the same window and Theta; with several series
+MASE and sMAPE; and how often the measured value was in the prediction interval. The run's folder has plots of them.
 
 Covariates (--data.covariates) are columns that are known ahead. Their effect is fitted, too, and used where it helps.
 """
@@ -49,7 +49,7 @@ from plmu.timeseries.public_holidays import country_of
 from plmu.timeseries.saved_forecasts import named, read_tested, score_other_file
 from plmu.timeseries.scores import Scores, baselines, model_method, score
 from plmu.timeseries.series import SeriesConfig
-from plmu.timeseries.split import NO_VALIDATION, Split, what_was_done
+from plmu.timeseries.split import NO_VALIDATION, Split, is_several_or_short, what_was_done
 from plmu.timeseries.windows import Method
 from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
@@ -212,11 +212,12 @@ class ForecastTask(Task):
     @cached_property
     def refitted(self) -> Forecaster:
         """The estimator with the same settings, fitted to all rows."""
-        settings = self.split.settings
+        settings, model = self.split.settings, self.fitted.model
         options = self.unfitted.get_params() | {"season": settings.season, "validation": VALIDATED, "test": 0.0}
-        if isinstance(self.fitted.model, PooledForecast):
-            return Forecaster(**options | {"pooled": True}).fit(self.split.data)
-        options |= {name: getattr(settings, name) for name in ("lookback", "order", "theta")} | {"refit": True}
+        if isinstance(model, PooledForecast):
+            several = is_several_or_short(self.split.data)
+            return Forecaster(**options | ({"pooled": True} if several else {})).fit(self.split.data)
+        options |= {"lookback": model.lookback, "order": model.order, "theta": model.config["theta"], "refit": True}
         return Forecaster(**options).fit(self.split.data)
 
     @cached_property

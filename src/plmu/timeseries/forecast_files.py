@@ -194,13 +194,17 @@ def covariates_summary(names: tuple[str, ...], summary: Mapping[str, Any]) -> st
 def model_summary(summary: Mapping[str, Any]) -> list[str]:
     """Which model was best on the validation rows, where several were tried, and the members of a `PooledForecast`."""
     errors = summary.get("errors", {})
-    names = {"pooled": "readouts that all series share", "look-back": "a memory of the look-back"}
+    shared = "a mean of members" if "linear" in errors else "readouts that all series share"
+    names = {"pooled": shared, "look-back": "a memory of the look-back"}
     lines = [f"model: {names[summary['model']]}"] if errors else []
     if np.isfinite(errors.get(summary["model"], np.nan)):
         of = "of the error of the last value with its season on the validation rows"
         lines[0] += f", with {errors[summary['model']]:.3g} {of}"
-        others = [f"{names[name]}: {error:.3g}" for name, error in errors.items() if name != summary["model"]]
-        lines[0] += f" ({others[0]})" if others else ""
+        others = [f"{names.get(name, name)}: {error:.3g}" for name, error in errors.items() if name != summary["model"]]
+        lines[0] += f" ({'; '.join(others)})" if others else ""
+    if lookbacks := summary.get("lookbacks"):
+        tried = ", ".join(f"{size}: {error:.3g}" for size, error in sorted(lookbacks.items()))
+        lines.append(f"look-back: {summary['lookback']} steps, by the mse on the validation rows ({tried})")
     if members := summary.get("members"):
         ordered = sorted(members, key=lambda member: -member[-1])[:SHOWN]
         shown = "; ".join(f"{size} steps" + f", season {season}" * (season > 1) + ", log" * log

@@ -20,7 +20,8 @@ class ClosedModel(Checked):
     """The memory and its readout. Options that are not given are chosen from the data."""
 
     lookback: int | None = None
-    """Steps that a forecast depends on. Default: 336 or two seasons, or half of the training rows."""
+    """Steps that a forecast depends on. Default: 336 or two seasons, or half of the training rows; of a single series
+    the best of several."""
     order: int | None = None
     """Legendre coefficients of the memory. Default: half of the look-back, at most 96."""
     theta: float | None = None
@@ -38,8 +39,8 @@ class ClosedModel(Checked):
     nonnegative: bool | None = None
     """Whether forecasts and intervals are at least 0. Default: those of columns without a value below 0."""
     pooled: bool | None = None
-    """Whether all series share readouts, relative to the level of each. Default: chosen, with several series or a short
-    one."""
+    """Whether a mean of members is taken, relative to the level of each series, instead of a memory. Default:
+    chosen."""
 
 
 @dataclass

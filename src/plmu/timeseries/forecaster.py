@@ -15,7 +15,8 @@ import torch
 from plmu.errors import DataError
 from plmu.runtime.stream import Stream
 from plmu.timeseries.base import Estimator
-from plmu.timeseries.choosing import Options, fit
+from plmu.timeseries.choosing import fit
+from plmu.timeseries.comparing import Options
 from plmu.timeseries.cross_validation import Tested, before, last_pieces, tested_table
 from plmu.timeseries.fitted import Fitted
 from plmu.timeseries.frames import as_list, is_list_of_series
@@ -38,8 +39,10 @@ class Forecaster(Estimator):
     The Delay Network's final state over the last `lookback` values is read out by ridge regression (see
     `plmu.nn.LookbackForecast`). Options that are None are chosen by the error on the last part of the data, the
     validation rows: the regularisation, whether channels get readouts of their own, and whether to take out a season.
-    Several series, or a short one, may be forecast by readouts that all series share instead (`pooled`); see
-    `plmu.nn.PooledForecast`. After `fit`, `model` is an ordinary plmu model: it streams, saves and folds.
+    Several series may be forecast by readouts that all series share instead (`pooled`); a single one by a mean of such
+    readouts, linear maps of windows and classical forecasts, among them the seasonal last value and Theta (see
+    `plmu.nn.PooledForecast`), where its error on the validation rows is smaller. After `fit`, `model` is an ordinary
+    plmu model: it streams, saves and folds.
 
     >>> forecaster = plmu.Forecaster(horizon=24).fit(load)  # (time,) or (time, channels), a data frame, or a file
     >>> forecaster.predict()  # the 24 steps after the last row
@@ -58,7 +61,8 @@ class Forecaster(Estimator):
 
     Args:
         horizon: steps ahead.
-        lookback: steps that a forecast depends on; by default 336 or two seasons, or half of a shorter series.
+        lookback: steps that a forecast depends on; by default 336 or two seasons, or half of a shorter series; of a
+            single series the best of several.
         order: Legendre coefficients of the memory; by default half of the look-back, at most 96.
         theta: the memory's window θ in steps; by default the look-back.
         season: the seasonal period in steps, such as 24 for hourly data with a daily profile; 0 for none; by default
@@ -66,8 +70,8 @@ class Forecaster(Estimator):
         individual: whether each channel may have a readout of its own; by default where that helps.
         alpha: regularisation of the ridge regression, for features of unit power; by default chosen.
         validation: the validation rows, which options are chosen by: their number, or below 1 their share.
-        refit: whether to fit once more on all rows, with the options that were chosen; by default where readouts are
-            shared (`pooled`).
+        refit: whether to fit once more on all rows, with the options that were chosen; by default yes, unless an option
+            of the memory or covariates are given.
         covariates: columns that are known ahead: names in a data frame or file, or numbers of columns in an array.
         holidays: the country whose public holidays are a covariate, too, such as "DE" or, for a part of it, "DE-BY".
             They are built from the dates of files and frames by the package holidays, also for the steps ahead.
@@ -75,15 +79,16 @@ class Forecaster(Estimator):
         calendar: what a row is, "day", "weekday" or "week": where one series has two years of them, a seasonal profile
             of the week and the year is tried, too. "none" tries none. By default time stamps tell.
         test: the share of the rows at the end that are not fitted: `evaluate()` tests on them.
-        pooled: whether to forecast by readouts that all series share, relative to the level of each
+        pooled: whether to forecast by a mean of members, relative to the level of each series
             (`plmu.nn.PooledForecast`), which takes none of `lookback`, `order`, `theta`, `individual`, `alpha` and
-            `covariates`. By default it is tried where there are several series or a short one, and used where its
-            error on the validation rows is smaller.
+            `covariates`. By default it is tried, and used where its error on the validation rows is smaller.
         nonnegative: whether forecasts and intervals are at least 0; by default those of channels without a value below
             0 in the rows of `fit`, such as counts.
 
     Attributes:
-        validation_: the options that were chosen, and the errors by which.
+        validation_: the options that were chosen, and the errors by which: "model" is "pooled" or "look-back", and
+            "errors" has the mean absolute error of these and of the baselines, relative to that of the last value with
+            its season.
         notes_: for a file or a frame with times, what was done with gaps, duplicates and odd dates; and once there are
             prediction intervals, how many errors they rest on.
     """

@@ -14,7 +14,7 @@ from plmu.nn.windowed import WindowedForecast
 from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.runs.intervals import Scaling, needed
 from plmu.timeseries.scores import seasonal_value
-from plmu.timeseries.split import Split
+from plmu.timeseries.split import Split, is_several_or_short
 from plmu.timeseries.windows import Examples, Method, Windows
 from plmu.training.processes import ALONE, Processes
 
@@ -42,7 +42,7 @@ class Intervals(StoredIntervals):
         settings = split.settings
         several = _several(split)
         floor = split.smallest_change if several else _SHARE * _mean_change(split)
-        relative = several or settings.window > 0
+        relative = several or (settings.window > 0 and is_several_or_short(split.data))
         rows = settings.lookback if model is None else model.window_size
         nonnegative = () if model is None else model.nonnegative
         return cls(tuple(sorted(levels)), relative, rows, floor, nonnegative=nonnegative)
@@ -51,7 +51,7 @@ class Intervals(StoredIntervals):
         """With a scale by the changes in a window. With several series it is regressed on the errors of a method on the
         validation rows, in which each series counts alike."""
         settings = split.settings
-        if not settings.window:
+        if not settings.window or not self.relative:
             return self
         scaling = Scaling.of(settings.season, settings.horizon)
         origins = split.origins("valid", HELD // (split.horizon * len(split.scale)))

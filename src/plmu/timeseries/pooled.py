@@ -14,19 +14,21 @@ import torch
 
 from plmu.folded.pooled import Member
 from plmu.nn.pooled import PooledForecast, PooledMember
-from plmu.timeseries.pooled_choice import Tried, available, blended, forecasts_of, smallest
+from plmu.timeseries.pooled_choice import Tried, available, averaged, blended, forecasts_of, smallest
 from plmu.timeseries.pooled_members import Candidates, Classical
 from plmu.timeseries.pooled_readouts import fit_readout, fit_readouts, train
 from plmu.timeseries.pooled_windows import (
     Error,
     Limits,
     Panel,
+    SingleError,
     Windows,
     fitting_windows,
     long_enough,
     validation_places,
 )
 from plmu.timeseries.series import Numbers
+from plmu.timeseries.window_linear import LinearMap
 from plmu.training.processes import ALONE, Processes
 from plmu.training.stages import counted
 
@@ -34,6 +36,7 @@ RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
 _EACH = 128  # windows for each random feature
 TRIED, FITTED = Limits(12, 12_000, 40_000), Limits(24, 40_000, 250_000)  # for all candidates; for those that are chosen
+NONE = Limits(1, 1, 1)  # where no readout is fitted
 TRAINED_ROWS = 250_000  # rows of all series, from which hidden layers are trained
 HIDDEN = ((0, (128, 128)), (100_000, (256, 256)))  # sizes of trained hidden layers, by the least number of windows
 
@@ -47,7 +50,7 @@ class PooledFit:
     error: float  # on the validation windows, in that of the last value with its season; NaN without such windows
     members: list[tuple[Member, float, int]]  # kind, penalty (0: classical or trained), and how often in the mean
     checked: Windows  # the validation windows
-    error_of: Error
+    error_of: Error | SingleError
 
 
 def fit(
@@ -58,6 +61,8 @@ def fit(
     season: int,
     channels: int = 1,
     processes: Processes = ALONE,
+    maps: Sequence[LinearMap] = (),
+    closed_forms: bool = True,
 ) -> PooledFit:
     """Fit to series of one channel.
 
@@ -69,28 +74,40 @@ def fit(
         season: the seasonal period; 0 for none.
         channels: of the layer.
         processes: which all have these series, and share the work.
+        maps: further candidates, for a single series. The mean of its members is never worse on the validation windows
+            than the first of these, and than the classical candidates.
+        closed_forms: whether readouts are fitted, or all other candidates are classical.
     """
     panel = Panel.of(series, torch.tensor(lengths), season)
     rows = torch.tensor(validation_rows)
     past = panel.until(panel.lengths - rows, season)
-    candidates = Candidates.of(past.lengths, horizon, season)
+    candidates = Candidates.of(past.lengths, horizon, season, max((len(linear.weight) for linear in maps), default=0))
+    if maps:
+        candidates = candidates.without_adaptive()
+    if not closed_forms:
+        candidates = candidates._replace(fitted=[], trained=[])
+    tried_limits, fitted_limits = (TRIED, FITTED) if closed_forms else (NONE, NONE)
     places = long_enough(validation_places(panel.lengths, rows, horizon), candidates, panel.lengths)
     checked = Windows.of(panel, places, candidates, horizon, processes)
     fallback = checked.fallback(max(candidates.seasons, default=0))
-    error = Error.of(checked, fallback)
+    error = SingleError.of(checked, fallback) if maps else Error.of(checked, fallback)
 
-    windows = fitting_windows(past, candidates, horizon, TRIED, processes)
+    windows = fitting_windows(past, candidates, horizon, tried_limits, processes)
     tried = _closed_forms(candidates.fitted, windows, checked, error)
-    train_hidden = bool(past.lengths.sum() >= TRAINED_ROWS)
-    if train_hidden:
-        windows = fitting_windows(past, candidates, horizon, FITTED, processes)
+    if closed_forms and bool(past.lengths.sum() >= TRAINED_ROWS):
+        windows = fitting_windows(past, candidates, horizon, fitted_limits, processes)
         tried += [_trained(kind, windows, candidates, checked) for kind in counted(candidates.trained, "networks")]
     tried += _classical(candidates.classical, checked)
     tried += [_as_it_is(_member(kind, checked), checked) for kind in candidates.adaptive]
-    counts, best = blended(tried, error, fallback)
+    tried += [_linear(linear, checked) for linear in maps]
+    if maps:
+        simple = [place for place, candidate in enumerate(tried) if candidate.classical]
+        counts, best = averaged(tried, error, fallback, [*simple, len(tried) - len(maps)])
+    else:
+        counts, best = blended(tried, error, fallback)
     picked = [(candidate, count) for candidate, count in zip(tried, counts, strict=True) if count]
 
-    everything = fitting_windows(panel, candidates, horizon, FITTED, processes)
+    everything = fitting_windows(panel, candidates, horizon, fitted_limits, processes)
     refitted = [
         (_refitted(candidate, everything, candidates), count) for candidate, count in counted(picked, "members")
     ]
@@ -104,7 +121,9 @@ def fit(
     )
 
 
-def _closed_forms(kinds: Sequence[Member], windows: Windows, checked: Windows, error: Error) -> list[Tried]:
+def _closed_forms(
+    kinds: Sequence[Member], windows: Windows, checked: Windows, error: Error | SingleError
+) -> list[Tried]:
     """Members with random features, each fitted with the penalty that has the smallest error on the validation windows
     that it forecasts; those that start from classical forecasts without these, too."""
     tried = []
@@ -146,8 +165,21 @@ def _classical(members: Sequence[Classical], checked: Windows) -> list[Tried]:
     return tried
 
 
+def _linear(linear: LinearMap, checked: Windows) -> Tried:
+    """A linear map as a member."""
+    kind = Member(max(2, len(linear.weight)), 0, False)
+    members = [_member(kind, checked) for _ in range(2)]
+    for member, weight in zip(members, (linear.weight, linear.refitted), strict=True):
+        member.weight[1 : len(weight)] = weight[:-1]  # the last value's difference from itself is 0
+    member, refitted = members
+    forecasts = forecasts_of(member, member.weight[None], checked)[0]
+    return Tried(member, linear.alpha, forecasts, available(member, checked), refitted)
+
+
 def _refitted(candidate: Tried, windows: Windows, candidates: Candidates) -> PooledMember:
     """The member of a candidate, fitted to these windows."""
+    if candidate.refitted is not None:
+        return candidate.refitted
     if candidate.classical:
         return candidate.member
     if candidate.trained:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from plmu.folded.pooled import Member, forecast_of
 from plmu.nn.pooled import PooledMember
-from plmu.timeseries.pooled_windows import BLOCK, Error, Windows
+from plmu.timeseries.pooled_windows import BLOCK, Error, SingleError, Windows
 
 NEAR, MOST = 1.2, 12  # fitted candidates in the mean: errors of at most so many times the smallest, and how many
 CLASSICAL = 4  # classical candidates in the mean, or half as many as there are fitted ones
+SINGLE, SINGLE_NEAR = 16, 1.3  # the same for a single series
 ROUNDING = 1e-5  # share by which errors differ that are taken as equal
 CLOSE = 1.1  # of the best fitted and the best classical candidate: where one has a larger error, its kind is left out
 
@@ -27,6 +28,7 @@ class Tried:
     alpha: float  # of the ridge; 0 for a member that is classical or trained
     forecasts: Tensor  # (windows, horizon); 0 where it is not available
     available: Tensor  # (windows, 1): 1 where a window is long enough, else 0
+    refitted: PooledMember | None = None  # to all rows, where that is known
 
     @property
     def kind(self) -> Member:
@@ -68,7 +70,7 @@ def available(member: PooledMember, windows: Windows) -> Tensor:
     return (windows.steps >= member.kind.lookback)[:, None].to(windows.future.dtype)
 
 
-def blended(tried: Sequence[Tried], error: Error, fallback: Tensor) -> tuple[list[int], float]:
+def blended(tried: Sequence[Tried], error: Error | SingleError, fallback: Tensor) -> tuple[list[int], float]:
     """How often each candidate is in the mean, and the error of the mean.
 
     All fitted candidates near the best are in it twice, and the best classical ones once: a mean of many depends less
@@ -107,6 +109,32 @@ def smallest(errors: Sequence[float]) -> int:
     sums are rounded otherwise on other machines and in several processes."""
     least = min(errors)
     return next((place for place, error in enumerate(errors) if error <= (1 + ROUNDING) * least), 0)
+
+
+def averaged(
+    tried: Sequence[Tried], error: Error | SingleError, fallback: Tensor, simple: Sequence[int]
+) -> tuple[list[int], float]:
+    """The counts, 0 or 1, of candidates in the mean for a single series, whose few validation windows tell less: the
+    best, as many as leave the error below that of each simple candidate. Without validation windows as `blended`.
+
+    Args:
+        tried: the candidates.
+        error: of forecasts.
+        fallback: the forecast where no candidate is available, (windows, horizon).
+        simple: places of the candidates that the mean must not be worse than.
+    """
+    if not error.is_known:
+        return blended(tried, error, fallback)
+    errors = [error(mean_of([candidate], [1], fallback)) for candidate in tried]
+    order = sorted(range(len(tried)), key=errors.__getitem__)
+    order = [place for place in order if errors[place] <= SINGLE_NEAR * errors[order[0]]]
+    limit, count = min(errors[place] for place in simple), SINGLE
+    while True:
+        counts = [int(place in order[:count]) for place in range(len(tried))]
+        best = error(mean_of(tried, counts, fallback))
+        if best <= limit or count == 1:
+            return counts, best
+        count //= 2
 
 
 def mean_of(tried: Sequence[Tried], counts: Sequence[int], fallback: Tensor) -> Tensor:

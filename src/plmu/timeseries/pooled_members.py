@@ -16,6 +16,7 @@ _LONG = 0.75  # share of series that may be shorter than the longest look-back
 LEAST = 4  # steps of the shortest window that is fitted or scored
 _HORIZONS = (0.75, 1.5, 4.0)  # look-backs in horizons, where there is no season
 _SEASONS = (1.5, 3.0, 6.0)  # look-backs in seasons
+_MOST = 336  # steps of a look-back, since features are as many
 _CYCLES = (4, 12)  # seasons that a window has, at least and at most
 _STEPS = 240  # of a window with a season, if that many seasons hold them
 _WEEK, _DAYS = 7, range(20, 145)  # a season of so many steps may be a day, and have weeks
@@ -48,20 +49,22 @@ class Candidates(NamedTuple):
     classical: list[Classical]
     adaptive: list[Member]  # classical forecasts that are weighted by their errors in each window
     window: int
+    longest: int  # look-back
 
-    @property
-    def longest(self) -> int:
-        """The longest look-back."""
-        return max(kind.lookback for kind in (*self.fitted, *self.adaptive))
+    def without_adaptive(self) -> Candidates:
+        """Without those that start from classical forecasts."""
+        fitted = [kind._replace(adaptive=0) for kind in self.fitted]
+        return self._replace(fitted=fitted, adaptive=[])
 
     @classmethod
-    def of(cls, lengths: Tensor, horizon: int, season: int) -> Candidates:
+    def of(cls, lengths: Tensor, horizon: int, season: int, reach: int = 0) -> Candidates:
         """For series of these lengths.
 
         Args:
             lengths: of the rows that are fitted, (series,).
             horizon: steps ahead.
             season: the seasonal period; 0 for none.
+            reach: the longest look-back of further candidates.
         """
         fitted_rows = lengths[lengths > 0].double()
         usual = int(fitted_rows.quantile(_LONG)) if len(fitted_rows) else LEAST
@@ -69,15 +72,15 @@ class Candidates(NamedTuple):
         seasons = [season] if season > 1 else []
         if season in _DAYS and _WEEK * season * _CYCLES[0] <= usual:
             seasons.append(_WEEK * season)
-        sizes = _lookbacks(horizon, seasons, longest)
+        sizes = _lookbacks(horizon, seasons, min(longest, _MOST))
         fitted, classical = _fitted(sizes, seasons), _classical(seasons, longest)
         kinds = dict.fromkeys(member.kind for member in classical)
         adaptive = [kind._replace(adaptive=power) for kind in kinds for power in POWERS]
         trained = [Member(size, *kind) for size in sizes for kind in _trained(seasons)]
-        largest = max(kind.lookback for kind in (*fitted, *adaptive))
+        largest = max(reach, *(kind.lookback for kind in (*fitted, *adaptive)))
         windows = [steps * min(max(_STEPS // steps, _CYCLES[0]), _CYCLES[1]) for steps in seasons]
         window = max(largest, min(max(windows, default=0), int(lengths.max())))
-        return cls(tuple(seasons), fitted, trained, classical, adaptive, window)
+        return cls(tuple(seasons), fitted, trained, classical, adaptive, window, largest)
 
 
 def _lookbacks(horizon: int, seasons: Sequence[int], longest: int) -> list[int]:

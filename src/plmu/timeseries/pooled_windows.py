@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -181,6 +181,41 @@ class Error:
     def is_known(self) -> bool:
         """Whether there are windows."""
         return bool(self.processes.total(torch.tensor(len(self.future))))
+
+
+@dataclass(frozen=True)
+class SingleError:
+    """The error of forecasts of windows of a single series, or of the columns of one: the mean of the absolute and the
+    root mean squared error of each, relative to those of the last value with its season."""
+
+    future: Tensor
+    level: Tensor  # (windows, 1), relative to the mean
+    series: Tensor  # (windows,)
+    units: Tensor  # (2, series)
+
+    @classmethod
+    def of(cls, windows: Windows, fallback: Tensor) -> SingleError:
+        level = (windows.level / windows.level.mean().clamp(min=LEAST_LEVEL)).clamp(max=_FAR)
+        count = int(windows.places.series.max()) + 1 if len(level) else 0
+        error = cls(windows.future, level, windows.places.series, torch.ones(2, count, dtype=torch.float64))
+        return replace(error, units=error._means(fallback).clamp(min=1e-30))
+
+    def _means(self, forecasts: Tensor) -> Tensor:
+        """The mean absolute and the root mean squared errors of each series, relative to `units`."""
+        error = (forecasts - self.future).double() * self.level
+        sums = torch.zeros_like(self.units).T
+        sums = sums.index_add(0, self.series, torch.stack([error.abs().mean(1), error.square().mean(1)], dim=1))
+        absolute, squares = (sums.T / torch.bincount(self.series, minlength=sums.shape[0]).clamp(min=1)).unbind()
+        return torch.stack([absolute, squares.sqrt()]) / self.units
+
+    def __call__(self, forecasts: Tensor) -> float:
+        there = torch.bincount(self.series, minlength=self.units.shape[1]) > 0
+        return float(self._means(forecasts)[:, there].mean())
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are windows."""
+        return len(self.future) > 0
 
 
 def read(model: PooledForecast, windows: Tensor, steps: Tensor) -> Tensor:

@@ -20,15 +20,14 @@ from plmu.nn.pooled import PooledForecast
 from plmu.runs.intervals import Intervals
 from plmu.timeseries.pooled_members import STEPS, Classical
 from plmu.timeseries.pooled_windows import read
-from plmu.timeseries.ridge import ALPHAS, Ridge, Standard, Sums, best_ridge
 from plmu.timeseries.series import Piece
 from plmu.timeseries.series_scores import SeriesErrors, SeriesUnits
 from plmu.timeseries.split import Settings, Split
-from plmu.timeseries.windows import BLOCK, Examples, Method, Part, Windows
+from plmu.timeseries.window_linear import WindowLinear
+from plmu.timeseries.windows import BLOCK, Examples, Method, Windows
 from plmu.training.processes import Processes
 
 _THETA = 2_000  # windows by which the rate of Theta is chosen
-_LINEAR = 20_000  # windows over all channels that the linear baseline is fitted to
 
 
 @dataclass
@@ -122,34 +121,6 @@ def seasonal_value(horizon: int, season: int) -> Method:
     """The value of one season before, or of several where the horizon is longer."""
     back = torch.arange(horizon) % season - season
     return lambda examples: examples.windows[..., back + examples.windows.shape[-1]]
-
-
-class WindowLinear:
-    """A linear map of the window to the horizon, relative to the last value, by ridge regression: NLinear, whose class
-    of functions DLinear shares. It has what `Sums` asks of a layer."""
-
-    def __init__(self, channels: int, horizon: int, lookback: int) -> None:
-        self.season = self.phase = 0
-        self.channels, self.horizon, self.lookback, self.order = channels, horizon, lookback, lookback
-        self.weight = torch.zeros(lookback, horizon)
-
-    def standard(self, windows: Tensor, phase: Tensor) -> Standard:
-        return Standard(windows - windows[..., -1:], windows[..., -1:], None)
-
-    def fit(self, train: Sequence[Tensor], valid: Sequence[Tensor], scale: Tensor) -> Ridge:
-        """To series (channels, time), each divided by its scale."""
-        sums = []
-        for series in (train, valid):
-            parts = [Part(rows / scale[:, None], 0) for rows in series]
-            count = sum(part.windows(self) for part in parts) * self.channels
-            sums.append(Sums.of(self, parts, max(1, -(-count // _LINEAR))))
-        best = best_ridge(sums[0], sums[1] if sums[1].count else None, ALPHAS, (float("inf"),))
-        self.weight = best.weight[0].float()
-        return best
-
-    def __call__(self, examples: Examples) -> Tensor:
-        windows = examples.windows[..., -self.lookback :]
-        return windows[..., -1:] + (windows - windows[..., -1:]) @ self.weight
 
 
 def baselines(split: Split) -> dict[str, Method]:

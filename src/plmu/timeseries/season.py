@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,9 @@ _REPEATS = 4  # periods that a series must have
 _SERIES = 64  # series that are considered
 _SHARE = 0.5  # of these, which must have that many periods
 _PARTS = (2, 3, 5, 7)  # into which the best period is divided
+_USUAL = (4, 7, 12, 24, 48, 52, 96, 144, 168, 365)  # periods of calendars and clocks, which are compared in any case
+_AMPLITUDES = (0.3, 0.6, 1.0)  # of a pattern: a smaller one has less of its noise
+_CHANCE = 0.5, 3.0  # times √period / rows: what noise may explain, with a usual period or another
 _NEAR = 0.05  # of a period: the best of such neighbours is taken
 CALENDARS = {"day": (7, 365.2425), "weekday": (5, 260.8875), "week": (1, 52.1775)}  # rows of a week and of a year
 _HARMONICS = 3  # of the profile of a year
@@ -27,32 +31,42 @@ _DRIFT = 2e-3  # largest relative difference of the length of a pattern from an 
 
 def period(series: Sequence[Tensor]) -> int:
     """The seasonal period, in steps, that explains most of the changes of series (channels, time); 0 for none. Of
-    several that explain nearly as much it is the shortest, so it is no multiple of the true one.
+    several that explain nearly as much it is the shortest, so it is no multiple of the true one, and of neighbours that
+    of a calendar or a clock.
 
-    Candidates are the lags of peaks of the autocorrelation, over all series, and their parts; and parts and neighbours
-    of the best of these. The pattern of each is measured on the first half of each series and compared on its second.
-    At least half of the series that are long enough for any period have four of it.
+    Candidates are the lags of peaks of the autocorrelation, over all series, and their parts; usual periods; and parts
+    and neighbours of the best of these. The pattern of each is measured on the first half of each series and compared
+    on its second. It must explain more than noise might. At least half of the series that are long enough for any
+    period have four of it.
     """
     sample = _sample(series)
     lengths = sorted(values.shape[1] for values in sample if values.shape[1] >= 2 * _REPEATS)
     longest = lengths[int(_SHARE * (len(lengths) - 1))] // _REPEATS if lengths else 0
     peaks = {lag for apart in _STEPS for lag in _peaks(sample, apart, min(_LONGEST, longest))}
     candidates = {lag // part for lag in peaks for part in (1, 2, 3) if lag >= 2 * part}
+    candidates |= {steps for steps in _USUAL if steps <= longest}
     explained: dict[int, float] = {}
-    best, most = 0, _CLEAR
+    best = 0
     while candidates - explained.keys():
         explained |= {steps: _explained(sample, steps) for steps in candidates - explained.keys()}
-        best = max(explained, key=explained.__getitem__)
-        most = explained[best]
+        best = max(explained, key=lambda steps: explained[steps] - _chance(sample, steps))
+        if explained[best] <= _CLEAR + _chance(sample, best):
+            return 0
         candidates = {best - 1, best + 1, *(best // part for part in _PARTS if best % part == 0)} - {0, 1, longest + 1}
-        candidates = candidates if most > _CLEAR else set()
-    if most <= _CLEAR or not best:
+    if not best:
         return 0
     long = [values for values in sample if values.shape[1] >= _REPEATS * best]  # all candidates fit into these
-    explained = {steps: _explained(long, steps) for steps in explained if steps <= best}
-    shortest = min(steps for steps, share in explained.items() if share >= (1 - _NEARLY) * most)
-    near = [steps for steps in explained if abs(steps - shortest) <= _NEAR * shortest]
-    return max(near, key=explained.__getitem__)
+    explained = {steps: _explained(long, steps) for steps in explained if steps <= best * (1 + _NEAR)}
+    enough = (1 - _NEARLY) * explained[best] - _chance(long, best)
+    shortest = min(steps for steps, share in explained.items() if share >= enough)
+    near = [steps for steps in explained if abs(steps - shortest) <= _NEAR * shortest and explained[steps] >= enough]
+    return max(near, key=lambda steps: (steps in _USUAL, explained[steps]))
+
+
+def _chance(series: Sequence[Tensor], steps: int) -> float:
+    """The share of the changes that a pattern of noise might explain."""
+    rows = sum(values.numel() // 2 for values in series if values.shape[1] >= _REPEATS * steps)
+    return _CHANCE[steps not in _USUAL] * math.sqrt(steps) / max(rows, 1)
 
 
 def _sample(series: Sequence[Tensor]) -> list[Tensor]:
@@ -90,17 +104,17 @@ def _peaks(series: Sequence[Tensor], apart: int, longest: int) -> list[int]:
 
 def _explained(series: Sequence[Tensor], steps: int) -> float:
     """The share of the changes in the second halves of series that the patterns of their first halves explain, by
-    their rows; those with fewer than `_REPEATS` periods do not count."""
-    share, rows = 0.0, 0
+    their rows, with the amplitude that explains most; those with fewer than `_REPEATS` periods do not count."""
+    shares, rows = [0.0] * len(_AMPLITUDES), 0
     for values in series:
         half = values.shape[1] // 2
         if values.shape[1] < _REPEATS * steps:
             continue
-        shape = pattern([values[:, :half]], steps).double()
-        phase = torch.arange(half, values.shape[1]) % steps
-        share += values.shape[1] * (1 - _unexplained(values[:, half:], shape[phase].mT))
+        shape = pattern([values[:, :half]], steps).double()[torch.arange(half, values.shape[1]) % steps].mT
+        for place, amplitude in enumerate(_AMPLITUDES):
+            shares[place] += values.shape[1] * (1 - _unexplained(values[:, half:], amplitude * shape))
         rows += values.shape[1]
-    return share / max(rows, 1)
+    return max(shares) / max(rows, 1)
 
 
 def _unexplained(values: Tensor, pattern: Tensor) -> float:

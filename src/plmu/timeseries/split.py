@@ -30,6 +30,8 @@ from plmu.timeseries.windows import Windows
 
 LOOKBACK, ORDER = 336, 96  # the look-back, and the highest order, that are proposed
 SHORT = 400  # rows of a series that counts as short
+_SEASONS, _HORIZONS, _DEFAULTS = (1, 2, 4), (2, 4), (2,)  # look-backs that are tried beside the proposed one
+_APART = 1.25  # smallest ratio of two of them
 SCORED = 100_000  # windows over all columns, up to which every one is scored
 NO_VALIDATION = "no validation rows, since series are too short or none are wanted: nothing is chosen by them"
 SPLITS = ("train", "valid", "test")
@@ -52,6 +54,7 @@ class Settings:
     season: int
     covariates: tuple[str, ...] = ()
     window: int = 0  # of a `PooledForecast`, if one is tried
+    lookbacks: tuple[int, ...] = dataclasses.field(default=(), compare=False)  # others that are tried
 
     @property
     def least(self) -> int:
@@ -71,12 +74,16 @@ class Settings:
 
     def summary(self, calendar: bool = False) -> str:
         """In words. `calendar` says that a seasonal profile of the week and the year is tried, too."""
-        if self.window:
+        if self.window and not self.lookbacks:
             season = f"a season of {self.season} steps" if self.season else "no season"
             return f"model: forecasts {self.horizon} steps from at most {max(self.window, self.lookback)}; {season}"
         season = f"a season of {self.season} steps is tried" if self.season else "no season found"
         if calendar:
             season += f"; a profile of the {'year' if self.clock.calendar == 'week' else 'week and the year'} is tried"
+        if self.lookbacks:
+            *others, longest = map(str, sorted((self.lookback, *self.lookbacks)))
+            sizes = f"{', '.join(others)} and {longest}"
+            return f"model: forecasts {self.horizon} steps; look-backs of {sizes} steps are tried; {season}"
         cycles = DelayNetwork(self.order, self.theta).describe().cycles_per_window
         return (
             f"model: forecasts {self.horizon} steps from a look-back of {self.lookback}; order {self.order} over"
@@ -86,6 +93,7 @@ class Settings:
     def described(self) -> dict[str, Any]:
         """As JSON holds it. Without covariates the key is left out, as in runs of version 0.1."""
         content = dataclasses.asdict(self)
+        del content["lookbacks"]
         if not self.covariates:
             del content["covariates"]
         return content
@@ -103,16 +111,19 @@ class Wanted:
     lags: int | None = None
     validation: float = 0.0  # the number of validation rows, or below 1 their share
     test: float = 0.0  # share
-    pooled: bool | None = False  # whether a `PooledForecast` is tried; None for yes with several series or a short one
+    pooled: bool | None = False  # whether a `PooledForecast` is tried; None for yes without covariates
 
     def pools(self, data: SeriesData) -> bool:
         """Whether a `PooledForecast` is tried. It takes no covariates."""
         if self.pooled is None:
-            several = len({piece.name for piece in data.pieces}) > 1 or max(map(len, data.pieces)) < SHORT
-            return several and not data.columns.covariates
+            return not data.columns.covariates
         if self.pooled and data.columns.covariates:
             raise ValueError("pooled=True takes no covariates: leave out one of the two")
         return self.pooled
+
+    def cuts_each(self, data: SeriesData) -> bool:
+        """Whether each series is cut by its own length."""
+        return self.pools(data) and (bool(self.pooled) or is_several_or_short(data))
 
 
 @dataclass
@@ -156,15 +167,17 @@ class Split:
             raise ValueError(f"lookback must be at most {room} for this number of training rows, got {wanted.lookback}")
         lookback = wanted.lookback or max(1, min(max(LOOKBACK, 2 * season), room // 2))
         season = season if season < room else 0
-        window = 0
-        if wanted.pools(data):
-            lengths = torch.tensor([len(rows) for rows in past]).repeat_interleave(len(data.columns.values))
-            window = Candidates.of(lengths, horizon, season).window
         if wanted.lookback is None:  # windows must fit into the validation rows and the test rows, too
             for spans in (cuts, [(end, len(piece)) for (_, end), piece in zip(cuts, data.pieces, strict=True)]):
                 fitting = [max(first, (end - horizon) // 2) for first, end in spans if end - first >= horizon]
                 lookback = max(1, min([lookback, *([max(fitting)] if fitting else [])]))
-        order = wanted.order or min(ORDER, max(lookback // 2, min(lookback, 8)))
+        window, lookbacks = 0, ()  # type: tuple[int, tuple[int, ...]]
+        if wanted.pools(data):
+            if wanted.lookback is None and len({piece.name for piece in data.pieces}) == 1 and any(validation_rows):
+                lookbacks = _lookbacks(lookback, horizon, season, room // 2)
+            lengths = torch.tensor([len(rows) for rows in past]).repeat_interleave(len(data.columns.values))
+            window = Candidates.of(lengths, horizon, season, max(lookbacks, default=0)).window
+        order = wanted.order or order_of(lookback)
         columns = data.columns
         settings = Settings(
             columns.time,
@@ -178,6 +191,7 @@ class Split:
             season,
             columns.covariates,
             window,
+            lookbacks,
         )
         scales = torch.tensor(scale, dtype=torch.float32)
         return cls(data, settings, cuts, validation_rows, scales, wanted.lags, data.clock.calendar)
@@ -197,7 +211,7 @@ class Split:
         lengths = [len(piece) for piece in data.pieces]
         ends = (first_rows(data, lengths, part) for part in (training, 1 - wanted.test))
         cuts = list(zip(*ends, strict=True))
-        if wanted.pools(data):
+        if wanted.cuts_each(data):
             cuts = [_own_cut(rows, wanted) for rows in lengths]
             if wanted.test and not any(end < rows for (_, end), rows in zip(cuts, lengths, strict=True)):
                 raise DataError(_too_few_to_test(data, wanted))
@@ -241,7 +255,7 @@ class Split:
         totals = [int(length) for length in lengths]
         ends = [total - round(wanted.test * total) for total in totals]
         rows = [rows_to_choose_by(wanted.validation, wanted.horizon, end) for end in ends]
-        if wanted.pools(data) and validation_rows is None:
+        if wanted.cuts_each(data) and validation_rows is None:
             spans = [_own_cut(total, wanted) for total in totals]
             rows, ends = [b - a for a, b in spans], [b for _, b in spans]
         if validation_rows is not None:
@@ -338,6 +352,28 @@ def _largest(rows: Numbers, axis: int) -> Numbers:
     """The largest absolute value."""
     largest: Numbers = np.abs(rows).max(axis=axis)
     return largest
+
+
+def is_several_or_short(data: SeriesData) -> bool:
+    """Whether there are several series, or a short one."""
+    return len({piece.name for piece in data.pieces}) > 1 or max(map(len, data.pieces)) < SHORT
+
+
+def order_of(lookback: int) -> int:
+    """The order that is proposed for a look-back."""
+    return min(ORDER, max(lookback // 2, min(lookback, 8)))
+
+
+def _lookbacks(proposed: int, horizon: int, season: int, most: int) -> tuple[int, ...]:
+    """Look-backs that are tried beside the proposed one, of at most so many steps, some way apart."""
+    sizes = [count * season for count in _SEASONS if season] + [count * horizon for count in _HORIZONS]
+    sizes += [count * proposed for count in _DEFAULTS]
+    longest, taken = max(LOOKBACK, season) * max(_DEFAULTS), [proposed]
+    for size in sizes:
+        far = all(max(size, other) >= _APART * min(size, other) for other in taken)
+        if far and LEAST <= size <= min(most, longest):
+            taken.append(size)
+    return tuple(sorted(taken[1:]))
 
 
 def _scale(data: SeriesData, past: list[Numbers]) -> Numbers:
