@@ -77,8 +77,10 @@ def test_two_processes_forecast_as_one(tmp_path: Path) -> None:
     assert "series: 24, by column 'shop'" in lines
     assert "members: " in one["shown"]
     assert two["weights"].keys() == one["weights"].keys()
+    # Gram matrices of some 40 blocks of float32; the smallest penalty, 1e-3 of a feature's power, bounds the condition.
+    rounding = 40 * np.finfo(np.float32).eps / 1e-3
     for name, weights in one["weights"].items():
-        np.testing.assert_allclose(two["weights"][name], weights, rtol=1e-3, atol=1e-4 * np.abs(weights).max())
+        np.testing.assert_allclose(two["weights"][name], weights, rtol=1e-3, atol=rounding * np.abs(weights).max())
     for name in ("valid", "test"):
         assert two["result"][name] == pytest.approx(one["result"][name], rel=1e-5)
     for name in ("intervals", "forecast"):

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def test_the_estimator_is_the_command(load_run: Path, capsys: pytest.CaptureFixt
     assert forecaster.backtest(folds=2) == folds
     assert any(note.startswith("time: column 'time', every 2 h") for note in forecaster.notes_)
     memory = "a look-back of 123; order 61 over θ = 123 steps, which holds up to 17.4 cycles a window"
-    assert forecaster.notes_[-1] == f"model: forecasts 6 steps from {memory}; a season of 12 steps is tried"
+    assert forecaster.notes_[-2] == f"model: forecasts 6 steps from {memory}; a season of 12 steps is tried"
+    assert re.fullmatch(r"intervals: from \d+ errors of each step ahead", forecaster.notes_[-1])
 
 
 def test_a_saved_run_predicts_the_same(load_run: Path) -> None:

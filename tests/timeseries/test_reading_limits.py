@@ -218,7 +218,7 @@ def test_nothing_to_score_is_said(tmp_path: Path) -> None:
     fitted = plmu.Forecaster(2, lookback=8, order=4, test=0.2, validation=0.1).fit(data)
     assert np.isfinite(fitted.evaluate()["mae"])
     scores = fitted.fitted_.scores(None, None, {}, torch.tensor(fitted.mean_))[0]
-    lines = write_report(tmp_path, fitted.fitted_.series("test"), scores, [])
+    lines = write_report(tmp_path, fitted.fitted_.series("test"), scores, fitted.fitted_.intervals(()), [])
     assert "nothing to score in b: no value was measured in the test rows" in lines
     assert json.loads((tmp_path / "forecast.json").read_text())["mae in own units"]["model"]["b"] is None
 

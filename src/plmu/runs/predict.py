@@ -62,7 +62,7 @@ def predict(
     predictions = experiment.predict(run, _read_by(config, reading or {}, experiment.name), file, future, **steps)
     if plot is not None and predictions.draw is None:
         raise RunError(f"--plot is for forecasts, and {run} is a run of {experiment.name}")
-    told = 0 if quiet else _tell(predictions.notes)
+    printed = 0 if quiet else _tell(predictions.notes)
     if plot is not None and predictions.draw is not None:
         _tell((*predictions.draw(plot), f"wrote {plot}"))
     if out is None:
@@ -75,7 +75,7 @@ def predict(
                 with open(path, "w", encoding="utf-8", newline="") as stream:
                     (_write_json if out.suffix.lower() == ".json" else _write_csv)(predictions, stream)
     if not quiet:
-        _tell(predictions.notes[told:])
+        _tell(predictions.notes[printed:])
     if out is not None:
         _tell([f"wrote {out}"])
 

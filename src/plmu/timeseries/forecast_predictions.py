@@ -76,12 +76,14 @@ def _forecast(forecaster: Forecaster, settings: Settings, data: SeriesData, last
     frame = forecaster.predict(data, level=levels or None, horizon=settings.horizon)
     data.notes += [note for note in getattr(forecaster, "notes_", []) if note not in data.notes]  # of intervals
     time, ahead = time_column(settings), np.arange(1, settings.horizon + 1)
-    one = 1 if settings.clock.kind == "rows" else 0  # rows are counted from 1
+    counted_from = 1 if settings.clock.kind == "rows" else 0  # rows are counted from 1
     columns: dict[str, list[str]] = {}
     numbers: list[str] = []
     if named or settings.id is not None:
         columns[settings.id or "series"] = [piece.name for piece in last for _ in ahead]
-    columns[time] = [stamp for piece in last for stamp in settings.clock.times(piece.last + ahead + one, piece.offset)]
+    columns[time] = [
+        stamp for piece in last for stamp in settings.clock.times(piece.last + ahead + counted_from, piece.offset)
+    ]
     for channel, name in enumerate(settings.values):
         origins = np.array([piece.values[0, channel] for piece in last])
         titles = {name: name}

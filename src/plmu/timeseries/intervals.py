@@ -192,12 +192,12 @@ def errors_of(
     parts: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         for method, origins in forecasts:
-            own = []
+            measured = []
             for examples in windows.blocks(origins[processes.share(len(origins))], length, horizon):
                 error = (examples.future - method(examples)) / intervals.spread(examples.windows, examples.rows)
                 error = error if examples.measured is None else torch.where(examples.measured, error, torch.nan)
-                own.append((error, moves(examples.windows[..., -intervals.lookback :])[..., None]))
-            parts += [part for every in processes.gathered(own) for part in every]
+                measured.append((error, moves(examples.windows[..., -intervals.lookback :])[..., None]))
+            parts += [pair for share in processes.gathered(measured) for pair in share]
     errors, moved = (torch.cat(rows) for rows in zip(*parts, strict=True))
     counted = moved | (not intervals.relative) | ~(moved & errors.isfinite()).any(0)
     return torch.where(counted, errors, torch.nan)

@@ -90,13 +90,13 @@ class LargeFiles:
         for index in self.indices:
             yield from index.tables(np.arange(len(index)), BLOCK, self.columns)
 
-    def notes(self, path: Path, head: Table, found: list[tuple[str, list[str]]]) -> list[str]:
+    def notes(self, path: Path, head: Table, table_notes: list[tuple[str, list[str]]]) -> list[str]:
         """What was read, and notes on it.
 
         Args:
             path: of the file or folder.
             head: what `head` returned.
-            found: notes on tables of rows, each with the name of its file.
+            table_notes: notes on tables of rows, each with the name of its file.
         """
         files = f"{len(table_files(path)):,} files" if path.is_dir() else path.name
         notes = [
@@ -104,5 +104,5 @@ class LargeFiles:
             f"large files: {self.chosen:,} series, evenly spread, are fitted and tested; all can be forecast"
             " (--data.most-rows changes it)",
         ]
-        rest = [f"{name}: {note}" if path.is_dir() else note for name, texts in found for note in texts]
+        rest = [f"{name}: {note}" if path.is_dir() else note for name, texts in table_notes for note in texts]
         return [*notes, *map(in_one_line, head.notes), *[*dict.fromkeys(rest)][:_NOTES]]

@@ -71,10 +71,10 @@ def _fit(
     kind, rows = member.kind, windows.rows_for(member.kind)
     features, horizon = member.weight.shape
     solved = torch.zeros(len(alphas), features, len(bases) * horizon, dtype=member.weight.dtype)
-    some = sum(windows.processes.gathered(len(rows))) > 0
-    if some and kind.hidden:
+    has_windows = sum(windows.processes.gathered(len(rows))) > 0
+    if has_windows and kind.hidden:
         member.standardize(*windows.sample(kind, rows))
-    for number in range(1 + rounds if some else 0):
+    for number in range(1 + rounds if has_windows else 0):
         sums = Sums(features, len(bases) * horizon)
         for block in rows.split(BLOCK):
             x, y, unit = _regression(member, windows, block, bases)

@@ -99,9 +99,9 @@ def read_rows(
         processes, heads = ALONE, [block]
     else:
         processes = processes if len(files) >= processes.count else ALONE
-        own = files[processes.share(len(files))]
-        large = LargeFiles.of(own, config.most_rows, processes)
-        heads = processes.agreed(lambda: _heads(own, config, large))
+        to_read = files[processes.share(len(files))]
+        large = LargeFiles.of(to_read, config.most_rows, processes)
+        heads = processes.agreed(lambda: _heads(to_read, config, large))
     columns = _columns(heads, config, processes) if like is None else like[0]
     if large is not None and columns.id is None and len(files) == 1:  # a single long series
         large, heads = None, read_tables(config.file, config.header)
@@ -148,8 +148,8 @@ def _heads(files: list[Path], config: SeriesConfig, large: LargeFiles | None) ->
 
 def _columns(tables: list[Table], config: SeriesConfig, processes: Processes) -> Columns:
     """The columns of the first table of all processes."""
-    found = processes.agreed(lambda: find_columns(tables, config) if processes.writes else None)
-    columns = processes.gathered(found)[0]
+    of_first = processes.agreed(lambda: find_columns(tables, config) if processes.writes else None)
+    columns = processes.gathered(of_first)[0]
     assert columns is not None
     return columns
 
@@ -191,6 +191,6 @@ def _check_alone(table: Table, time: str | None, id: str | None, config: SeriesC
 
 def _zone(tables: Sequence[Table], time: str | None, processes: Processes) -> int | None:
     """The time zone that all files have, in minutes east of Greenwich; 0 for UTC where they differ."""
-    own = {None if time is None else table.zone(time) for table in tables}
-    zones = set().union(*processes.gathered(own)) - {None}
+    local = {None if time is None else table.zone(time) for table in tables}
+    zones = set().union(*processes.gathered(local)) - {None}
     return zones.pop() if len(zones) == 1 else 0 if zones else None

@@ -73,8 +73,8 @@ class Processes:
         error: DataError | None = None
         try:
             value = function()
-        except DataError as own:
-            error = own
+        except DataError as local_error:
+            error = local_error
         for fault in self.gathered(error):
             if fault is not None:
                 raise fault
