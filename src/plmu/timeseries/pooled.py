@@ -34,8 +34,10 @@ from plmu.training.stages import counted
 
 RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
-_EACH = 128  # windows for each random feature
-TRIED, FITTED = Limits(12, 12_000, 40_000), Limits(24, 40_000, 250_000)  # for all candidates; for those that are chosen
+_EACH = 160  # windows for each random feature
+TRIED = Limits(12, 12_000, 40_000)  # windows for all candidates
+FITTED = Limits(16, 20_000, 100_000)  # for those that are chosen
+TRAINED = Limits(24, 40_000, 250_000)  # for hidden layers
 NONE = Limits(1, 1, 1)  # where no readout is fitted
 TRAINED_ROWS = 250_000  # rows of all series, from which hidden layers are trained
 HIDDEN = ((0, (128, 128)), (100_000, (256, 256)))  # sizes of trained hidden layers, by the least number of windows
@@ -86,16 +88,15 @@ def fit(
         candidates = candidates.without_adaptive()
     if not closed_forms:
         candidates = candidates._replace(fitted=[], trained=[])
-    tried_limits, fitted_limits = (TRIED, FITTED) if closed_forms else (NONE, NONE)
     places = long_enough(validation_places(panel.lengths, rows, horizon), candidates, panel.lengths)
     checked = Windows.of(panel, places, candidates, horizon, processes)
     fallback = checked.fallback(max(candidates.seasons, default=0))
     error = SingleError.of(checked, fallback) if maps else Error.of(checked, fallback)
 
-    windows = fitting_windows(past, candidates, horizon, tried_limits, processes)
+    windows = fitting_windows(past, candidates, horizon, TRIED if closed_forms else NONE, processes)
     tried = _closed_forms(candidates.fitted, windows, checked, error)
     if closed_forms and bool(past.lengths.sum() >= TRAINED_ROWS):
-        windows = fitting_windows(past, candidates, horizon, fitted_limits, processes)
+        windows = fitting_windows(past, candidates, horizon, TRAINED, processes)
         tried += [_trained(kind, windows, candidates, checked) for kind in counted(candidates.trained, "networks")]
     tried += _classical(candidates.classical, checked)
     tried += [_as_it_is(_member(kind, checked), checked) for kind in candidates.adaptive]
@@ -107,10 +108,14 @@ def fit(
         counts, best = blended(tried, error, fallback)
     picked = [(candidate, count) for candidate, count in zip(tried, counts, strict=True) if count]
 
-    everything = fitting_windows(panel, candidates, horizon, fitted_limits, processes)
-    refitted = [
-        (_refitted(candidate, everything, candidates), count) for candidate, count in counted(picked, "members")
-    ]
+    refitted = []
+    for trained, limits in ((False, FITTED if closed_forms else NONE), (True, TRAINED)):
+        members = [(candidate, count) for candidate, count in picked if candidate.trained == trained]
+        windows = fitting_windows(panel, candidates, horizon, limits if members else NONE, processes)
+        refitted += [
+            (_refitted(candidate, windows, candidates), count) for candidate, count in counted(members, "members")
+        ]
+    picked.sort(key=lambda pair: pair[0].trained)  # as those that are refitted
     return PooledFit(
         _joined(refitted, candidates, horizon, channels, panel.dtype),
         _joined([(candidate.member, count) for candidate, count in picked], candidates, horizon, channels, panel.dtype),
