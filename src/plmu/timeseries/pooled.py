@@ -34,7 +34,7 @@ from plmu.training.stages import counted
 
 RANDOM = 16, 512  # random features, at least and at most
 ALPHAS = (1e-3, 1e-2, 1e-1)  # penalties of the ridge that are tried, for features of unit power
-_EACH = 160  # windows for each random feature
+_EACH = 128  # windows for each random feature
 TRIED = Limits(12, 12_000, 40_000)  # windows for all candidates
 FITTED = Limits(16, 20_000, 100_000)  # for those that are chosen
 TRAINED = Limits(24, 40_000, 250_000)  # for hidden layers
