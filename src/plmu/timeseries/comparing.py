@@ -26,11 +26,8 @@ from plmu.training.processes import ALONE
 
 MEMORY = 8  # the shortest look-back with which a LookbackForecast is tried beside a PooledForecast
 BLOCK = 1024  # windows that are forecast at a time
-CLEAR, SURE = (
-    0.97,
-    0.99,
-)  # errors of a `PooledForecast` and of simple methods by that of the memory, below which it loses
-RESOLVED = 1e-5  # changes of a series, relative to its level, below which float32 does not resolve members' errors
+CLEAR = 0.97  # with several columns the memory loses to a `PooledForecast` with an error below this share of its own,
+SURE = 0.99  # or to any with a smaller error if that of a simple method is below this share
 _SIMPLE = ("seasonal last value", "linear", "Theta")
 ROWS = 5_000  # rows of all columns of a single series, up to which pooled readouts are fitted
 
@@ -115,8 +112,6 @@ def compared(
                for piece, count in zip(pieces, validation_rows, strict=True))  # fmt: skip
     if not options.pooled and settings.lookback >= MEMORY and 2 * long >= len(pieces):
         other = lookback_model()
-        if single and len(shared.checked.unit) and float(shared.checked.unit.max()) < RESOLVED:
-            return other
         methods = {"look-back": model_method(other.unrefitted), **methods}
     if not methods:
         return chosen
