@@ -187,10 +187,10 @@ def by_formula(layer: PooledForecast, x: list[float]) -> list[float]:
         features = [1.0, *changes, *(0.3 * pace * a for a in paced), pace, *(pace * a for a in hidden)]
         weight = member.weight.tolist()
         base = classical_mean(v, power, pace, layer.horizon) if power else [0.0] * layer.horizon
+        limit = 3 if log or hidden else 1000
         for k in range(layer.horizon):
-            forecast = v[-1] + clipped(
-                base[k] + sum(a * row[k] for a, row in zip(features, weight, strict=True)), -3, 3
-            )
+            change = base[k] + sum(a * row[k] for a, row in zip(features, weight, strict=True))
+            forecast = v[-1] + clipped(change, -limit, limit)
             forecast = level * (math.exp(forecast) if log else forecast)
             out[k] += share * forecast * ahead[k]
         total += share
