@@ -83,3 +83,5 @@ def _draw(
         locator = AutoDateLocator()
         axis.xaxis.set_major_locator(locator)
         axis.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    elif bool((ahead == np.round(ahead)).all()):
+        axis.xaxis.get_major_locator().set_params(integer=True)  # rows and years have no halves
