@@ -272,10 +272,10 @@ def test_a_picture_says_how_many_series_it_leaves_out(
 
 def test_a_picture_of_years_has_no_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = [f"{1995 + i},{shop},{10 + i % 3 + size}" for size, shop in enumerate("ab") for i in range(16)]
+    rows = [f"{1960 + i},{shop},{10 + i % 3 + size}" for size, shop in enumerate("ab") for i in range(51)]
     Path("years.csv").write_text("\n".join(["year,shop,sales", *rows, ""]))
     ticks: list[np.ndarray] = []
     monkeypatch.setattr(forecast_plots, "write_plot", lambda figure, path: ticks.append(figure.axes[0].get_xticks()))
-    main(["train", "forecast", "years.csv", "--horizon", "2", "--quiet"])
+    main(["train", "forecast", "years.csv", "--horizon", "5", "--quiet"])
     main(["predict", "runs/forecast-years-seed0", "years.csv", "--quiet", "--plot", "p.png", "--out", "p.csv"])
     assert (ticks[0] == ticks[0].round()).all()
