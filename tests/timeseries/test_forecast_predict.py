@@ -116,7 +116,8 @@ def test_predict_takes_options_for_the_faults_of_another_file(
     assert "line 362, column 'temp': 'off' is not a number" in fault
     assert "give --data.bad missing" in fault
     words += ["--data.bad", "missing"]
-    assert "choose --data.duplicates mean, sum, first or last" in refused([*words, "--data.duplicates", "raise"], capsys)
+    again = refused([*words, "--data.duplicates", "raise"], capsys)
+    assert "choose --data.duplicates mean, sum, first or last" in again
     assert "choose --data.missing hold, linear or split" in refused([*words, "--data.missing", "raise"], capsys)
     main([*words, "--data.duplicates", "last"])
     shown = capsys.readouterr()
