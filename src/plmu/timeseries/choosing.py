@@ -1,5 +1,5 @@
-"""The fit of a forecaster, and what it chooses by the error on validation data: season, ridge, and whether covariates
-help; and fits to fewer rows, for intervals and backtests."""
+"""The fit of a forecaster, and what it chooses by the error on validation data: look-back, season, ridge, and whether
+covariates help; and fits to fewer rows, for intervals and backtests."""
 
 from __future__ import annotations
 
