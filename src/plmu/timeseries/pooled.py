@@ -1,8 +1,9 @@
-"""Forecasts of many series, or of a short one: readouts that all series share, in a `PooledForecast`.
+"""Forecasts as a mean of members in a `PooledForecast`: of many series, or of a single one.
 
-Candidate members are fitted to windows of all series that end before the validation rows. Those whose mean has the
-smallest error on the validation rows are fitted again, to all rows. Readouts are fitted in closed form; where there are
-many rows, members with trained hidden layers are candidates, too.
+Candidate members are fitted to windows of all series that end before the validation rows. Those near the best on the
+validation rows are averaged (`pooled_choice`), and fitted again to all rows. Readouts are fitted in closed form;
+classical forecasts need no fit. Where there are many rows, members with trained hidden layers are candidates, too. Of a
+single series the caller adds linear maps.
 """
 
 from __future__ import annotations
