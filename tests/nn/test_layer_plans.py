@@ -21,6 +21,7 @@ from plmu.ops.rates import DEVICES
 
 MULTI = plmu.LinearSystem([[0.9, 0.2], [-0.2, 0.9]], [[1.0, 0.3, 0.1], [0.5, -1.0, 0.4]])
 GROWING = plmu.LinearSystem([[1.01]], [1.0])
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="beside a GPU kernels are not interpreted")
 
 
 @dataclass
@@ -183,6 +184,7 @@ def check(plan: plmu.Plan, calls: Calls, layer: plmu.nn.Steppable, time: int) ->
     assert (plan.kernel == "library") == (plan.algorithm != "fused")
 
 
+@interpreted
 def test_on_a_cpu(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DEVICES, "cpu", replace(DEVICES["cpu"], stored=1 << 12))  # so that small shapes pass it
     plans = [compare(calls, seed, half=False) for seed in range(250)]
@@ -193,6 +195,7 @@ def test_on_a_cpu(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     assert None in plans
 
 
+@interpreted
 def test_with_the_rates_and_kernels_of_a_gpu(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this processor were a Hopper GPU, of which `auto` chooses as it would there."""
     monkeypatch.setitem(DEVICES, "cpu", replace(DEVICES["cuda"], stored=1 << 14, own_latency=1e-6))

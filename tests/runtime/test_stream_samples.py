@@ -220,7 +220,7 @@ def test_wrapped_models_are_unwrapped(tmp_path: Path) -> None:
     averaged = torch.optim.swa_utils.AveragedModel(model)
     for wrapped in (
         averaged,
-        nn.DataParallel(model),
+        *([] if torch.cuda.is_available() else [nn.DataParallel(model)]),  # it moves the model to a GPU
         torch.compile(model, backend="eager"),
         torch.compile(averaged, backend="eager"),
     ):

@@ -7,7 +7,7 @@ host, in memory or in a mapped file: then the next batch is gathered while the d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -248,7 +248,7 @@ class Prefetcher:
     def __init__(self, source: Source, device: torch.device) -> None:
         self.source, self.pin = source, device.type == "cuda"
 
-    def batches(self, steps: Sequence[tuple[Tensor, Shape]]) -> Iterator[Batch]:
+    def batches(self, steps: Sequence[tuple[Tensor, Shape]]) -> Generator[Batch]:
         """The batches of these steps in order. A background thread is one batch ahead."""
         with ThreadPoolExecutor(1) as pool:
             waiting: Any = None

@@ -183,8 +183,9 @@ class Trainer:
         steps = self._order()[self.step :]
         share = [(step.keys[self.processes.share(len(step.keys))], step.shape) for step in steps]
         if self.prefetcher is not None:
-            for (_, shape), batch in zip(share, self.prefetcher.batches(share), strict=True):
-                yield shape, batch
+            with closing(self.prefetcher.batches(share)) as gathered:  # ends its thread at once
+                for (_, shape), batch in zip(share, gathered, strict=True):
+                    yield shape, batch
             return
         together = torch.cat([keys for keys, _ in share]).to(self.device)  # one copy for all
         for keys, (_, shape) in zip(together.split([len(keys) for keys, _ in share]), share, strict=True):
