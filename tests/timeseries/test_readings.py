@@ -64,6 +64,7 @@ TIMES: dict[str, tuple[str, str, str]] = {
     "YYYY.MM": (table([f"{y}.{m:02}" for y, m in MONTHS]), "1939-01-01", "month"),
     "YYYY.MM as numbers": (table([f"{y + m / 100:.6g}" for y, m in MONTHS]), "1939-01-01", "month"),
     "days of weeks": (table([f"{d:%G-W%V-%u}" for d in DAYS]), "2024-01-28", "1 d"),
+    "days of years": (table([f"{d:%Y-%j}" for d in DAYS]), "2024-01-28", "1 d"),
     "weeks": (table([f"1991 W{i + 6:02}" for i in range(N)]), "1991-02-04", "1 w"),
     "months": (table([f"{y}M{m:02}" for y, m in MONTHS]), "1939-01-01", "month"),
     "quarters": (table([f"{1990 + i // 4}Q{i % 4 + 1}" for i in range(N)]), "1990-01-01", "quarter"),

@@ -146,3 +146,15 @@ def test_one_fit_is_refitted_to_all_rows_unless_asked_not_to() -> None:
         pairs = zip(forecaster.model.state_dict().values(), forecaster.fitted_.unrefitted.state_dict().values(),
                     strict=True)  # fmt: skip
         assert all(torch.equal(one, two) for one, two in pairs) == same
+
+
+def test_series_too_short_for_half_of_the_members_are_noted(caplog: pytest.LogCaptureFixture) -> None:
+    forecaster = plmu.Forecaster(12, pooled=True).fit(weeks())
+    members = forecaster.model.readouts
+    reached = [sum(member.kind.lookback <= rows for member in members) for rows in range(len(weeks()))]
+    least = next(rows for rows, count in enumerate(reached) if 2 * count >= len(members))
+    with caplog.at_level("INFO", "plmu"):
+        forecaster.predict(weeks()[-least:])
+        assert "less certain" not in caplog.text
+        forecaster.predict(weeks()[-least + 1 :])
+    assert f"1 series shorter than {least} steps: less certain" in caplog.text

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from plmu.clock import NO_ZONE
+from plmu.nn.pooled import PooledForecast
 from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.timeseries import series
 from plmu.timeseries.choosing import FOLDS, rolling
@@ -83,6 +85,24 @@ class Fitted:
             raise ValueError(f"{method} needs the series of fit, and this estimator is of a run's folder")
         return self.split
 
+    def short(self, pieces: Sequence[Piece]) -> int:
+        """How many of these series are too short for a forecast as good as that of others."""
+        return sum(len(piece) < self._least for piece in pieces)
+
+    def less_certain(self, count: int) -> str:
+        """What to say of so many series that are too short."""
+        return f"{count:,} series shorter than {self._least} steps: less certain"
+
+    @property
+    def _least(self) -> int:
+        """Rows of the shortest series that the whole model can be used for, or half of its members, by their shares."""
+        if not isinstance(self.model, PooledForecast):
+            return self.settings.least
+        shares = self.model.shares.tolist()
+        ordered = sorted(zip((member.kind.lookback for member in self.model.readouts), shares, strict=True))
+        totals = accumulate(share for _, share in ordered)
+        return next(rows for (rows, _), total in zip(ordered, totals, strict=True) if total >= sum(shares) / 2)
+
     def predict(
         self,
         X: Any,
@@ -110,6 +130,8 @@ class Fitted:
                 check_ahead(piece, settings.horizon, self.covariates, name)
         intervals = None if levels is None else self.intervals(levels, settings.horizon)
         ahead = self.forecast(inputs.pieces, inputs.placed, settings.horizon, intervals)
+        if short := self.short(inputs.pieces):
+            _log.info(self.less_certain(short))
         if inputs.forms is None:
             return forecast_table(settings, inputs.pieces, ahead.lines(intervals, quantiles), inputs.frame)
         shown = [

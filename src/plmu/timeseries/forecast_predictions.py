@@ -47,8 +47,8 @@ def predict(
     for piece in last:
         _check_ahead(piece, settings, file, future)
     part = _forecast(forecaster, settings, data, last, named=len({piece.name for piece in last}) > 1)
-    if short := sum(len(piece) < settings.least for piece in last):
-        data.notes.append(_less_certain(short, settings))
+    if short := forecaster.fitted_.short(last):
+        data.notes.append(forecaster.fitted_.less_certain(short))
     return Predictions(dict(part.columns), data.notes, part.numbers, part.draw)
 
 
@@ -64,10 +64,6 @@ class _Part:
 def _last(data: SeriesData) -> list[Piece]:
     """Of each series its last piece."""
     return list({piece.name: piece for piece in data.pieces}.values())
-
-
-def _less_certain(count: int, settings: Settings) -> str:
-    return f"{count:,} series shorter than {settings.least} steps: less certain"
 
 
 def _forecast(forecaster: Forecaster, settings: Settings, data: SeriesData, last: list[Piece], named: bool) -> _Part:
@@ -137,12 +133,12 @@ def _blocks(
         last = _last(data)
         for piece in last:
             _check_ahead(piece, settings, table.path, None)
-        short += sum(len(piece) < settings.least for piece in last)
+        short += forecaster.fitted_.short(last)
         if last:
             yield _forecast(forecaster, settings, data, last, named=True)
     notes += counted(counts, rows, config, scored=False)
     if short:
-        notes.append(_less_certain(short, settings))
+        notes.append(forecaster.fitted_.less_certain(short))
 
 
 def _check_ahead(piece: Piece, settings: Settings, file: Path, future: Path | None) -> None:

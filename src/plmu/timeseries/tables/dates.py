@@ -56,6 +56,7 @@ _MONTHS = (
 )
 _WEEKS = "week="  # 2024-W05, 2024 W05 or 2024W05, read as their Monday
 _WEEK_DAYS = "%G-W%V-%u"  # 2024-W05-3, a Wednesday
+_YEAR_DAYS = "%Y-%j"  # 2024-031, the 31st day of the year
 # Parts of a year, read as their first day: 2024Q1, 2024-Q1, Q1 2024 or Q1/2024; 2024M01; 2024H1 or 2024S1.
 _PERIODS = {"Q": (4, 3), "M": (12, 1), "[HS]": (2, 6)}  # how many there are in a year, and months of each
 _CLOCKS = (" %H:%M:%S", "T%H:%M:%S", " %H:%M", "T%H:%M", " %H:%M:%S%.f", "T%H:%M:%S%.f")
@@ -122,7 +123,13 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
         formats += [f"{date}{time}" for date, time in product(ambiguous + _WORDS, _TIMES)]
         zoned = _YEAR_FIRST[:2] + _POINTS + ambiguous
         formats += [f"{date}{time}{zone}" for date, time, zone in product(zoned, _CLOCKS, _ZONES)]
-        formats += [*(f"{month}=" for month in _MONTHS), *(f"{letter}=" for letter in _PERIODS), _WEEKS, _WEEK_DAYS]
+        formats += [
+            *(f"{month}=" for month in _MONTHS),
+            *(f"{letter}=" for letter in _PERIODS),
+            _WEEKS,
+            _WEEK_DAYS,
+            _YEAR_DAYS,
+        ]
         unread, cells = unread.filter(cells.is_not_null()), cells.drop_nulls()
         first = _most_frequent(cells, formats)
         for form in [first, *formats] if first else []:
