@@ -556,6 +556,13 @@ def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_members_of_three_parts_are_saved(path: Path) -> None:
+    layer = PooledForecast(1, 3, 8, [(4, 0, False), (8, 0, True, True), (5, 0, False, False, (3,))])
+    plmu.save(layer, path)
+    x = torch.randn(1, 12, 1)
+    assert torch.equal(plmu.load(path)(x)[0], layer(x)[0])
+
+
 def test_the_folded_form_has_named_arrays() -> None:
     layer = build()
     folded = plmu.fold(layer)

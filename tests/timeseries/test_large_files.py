@@ -86,6 +86,8 @@ def test_all_series_are_forecast_in_blocks(order: str, capsys: pytest.CaptureFix
     assert f"rows of {SERIES} series, forecast in blocks" in printed.err
     assert "gaps: 2 of 1,453 steps lack a value" in printed.err
     assert "1 series shorter than 10 steps: less certain" in printed.err
+    weights = plmu.load(f"{run}/model.plmu").parameters()
+    assert sum(weight.numel() for weight in weights) == result("whole")["result"]["parameters"] > 0
     lines = table(printed.out)
     assert [line["shop"] for line in lines] == expected["shop"].to_list()
     assert len(lines) == SERIES * HORIZON

@@ -175,7 +175,7 @@ def _cost(description: Description, where: str, depth: int) -> float:
             raise FileFormatError(f"{where} ({name}) has {key}={value!r}, which must be {meaning}")
     inside = REGISTERED[name].modules if name in REGISTERED else 0
     cost: float = _LAYER if inside is None else _MODULE * (1 + inside + max(config.get("highways", 0), 0))
-    cost += sum(_MODULE * (1 + len(hidden)) for *_, hidden, _ in config.get("members", ()))
+    cost += sum(_MODULE * (1 + sum(map(len, member[4:5]))) for member in config.get("members", ()))
     for order, theta in ((config.get("order"), config.get("theta")), (config.get("lag_order"), config.get("lags"))):
         if order is None or order < 1:  # a given system, or an order that the constructor refuses
             continue
@@ -217,9 +217,10 @@ def _list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
 
 def _is_member(value: object) -> bool:
     """Whether it is a member of a `PooledForecast`."""
-    if not isinstance(value, list) or list(map(type, value)) != [int, int, bool, bool, list, int]:
+    kinds = [int, int, bool, bool, list, int]  # the last three may be left out
+    if not isinstance(value, list) or len(value) < 3 or list(map(type, value)) != kinds[: len(value)]:
         return False
-    return all(map(_is_integer, value[4]))
+    return all(_is_integer(size) for sizes in value[4:5] for size in sizes)
 
 
 # What the parts of an annotation, such as `int | None`, allow.

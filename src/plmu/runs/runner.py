@@ -192,7 +192,8 @@ def _run_seed(
         task, network, fingerprint = _prepared(experiment, model, config, processes)
     if config.training.refit:
         task.notes["validation"] = "its data were trained on too, and the last epoch was taken"
-    parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    fitted = experiment.closed_form(model)  # of which some need no gradients
+    parameters = sum(p.numel() for p in network.parameters() if p.requires_grad or fitted)
     log = _Log(folder, options.tensorboard) if processes.writes else None
     if processes.writes:
         _print(task.messages, options.quiet)
