@@ -1,0 +1,121 @@
+"""A `Forecaster` that learns new rows: exactly, without a fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Self
+
+from plmu.timeseries.base import Estimator
+from plmu.timeseries.fitted import Fitted
+from plmu.timeseries.learning import ReadoutSums, WindowSums
+from plmu.timeseries.partial import Learning
+from plmu.timeseries.predictions import ForecastModel
+from plmu.timeseries.series import SeriesData
+from plmu.timeseries.split import Split
+
+_log = logging.getLogger("plmu")
+
+
+class UpdatableForecaster(Estimator):
+    """The methods of `Forecaster` for rows that come after those of `fit`."""
+
+    half_life: float | str | None
+    model_: ForecastModel
+    validation_: dict[str, Any]
+    _fitted: Fitted
+
+    def fit(self, *args: Any, **options: Any) -> Self:
+        raise NotImplementedError
+
+    def fit_split(self, split: Split) -> Self:
+        raise NotImplementedError
+
+    def _split_of(self, fitted: Fitted, data: SeriesData) -> Split:
+        raise NotImplementedError
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        id: str | None = None,
+        time: str | None = None,
+        values: Sequence[str] | None = None,
+    ) -> Self:
+        """Learn new rows: the sums of the regression grow by them, and the readout is solved again.
+
+        Fitting in pieces gives what one fit to all rows with the same choices gives. What `fit` chose is held:
+        look-back, season and its pattern, penalties, units of series, which model; `choose` chooses again. All rows are
+        learned, those of validation and test included, and every window of a look-back, where `fit` takes some of very
+        many. Of a `plmu.nn.PooledForecast` windows are as far apart as in `fit`; their weights rest on the errors of
+        the readout of `fit`; hidden layers are held, and members that are classical or trained.
+
+        New rows are forecast before they are learned, and these errors are added to those that prediction intervals
+        rest on. The first call takes as long as a fit; later ones depend on the number of new rows alone.
+
+        >>> forecaster.fit(january).partial_fit(february).predict(level=80)
+
+        Args:
+            X: rows that follow those that were learned, as in `fit`: arrays and frames in a list in the same order;
+                in long format and in files series go on by their names. New series may come. A gap is filled as in
+                `fit`, or splits the series. Before `fit` this is `fit`.
+            y: not used; for scikit-learn.
+            id: as in `fit`, for the first rows.
+            time: as in `fit`, for the first rows.
+            values: as in `fit`, for the first rows.
+
+        Returns:
+            This estimator.
+
+        Raises:
+            ValueError: X has not the columns of `fit`, or does not follow the rows that were learned.
+            DataError: the same for a file or a frame in long format.
+        """
+        columns = {"id": id, "time": time, "values": values}
+        if not self.__sklearn_is_fitted__():
+            return self.fit(X, **{name: value for name, value in columns.items() if value is not None})
+        for name, value in columns.items():
+            if value is not None:
+                raise ValueError(f"{name}={value!r} is for the first rows: later ones have the columns of fit")
+        self._take(self._fitted.learned(X, self._learning()))
+        return self
+
+    def choose(self) -> Self:
+        """Choose again, as `fit` does, by the rows that are held: those of `fit` and `partial_fit`, at most the last
+        1,000,000 of each series. The sums are then those of these rows.
+
+        Returns:
+            This estimator.
+
+        Raises:
+            ValueError: the estimator was loaded, and holds the last rows of each series alone.
+        """
+        self._check_fitted()
+        split = self._split_of(self._fitted, self._fitted.series("choose").data)
+        tables, several = self._fitted.tables, self._fitted.several
+        self.fit_split(split)
+        self._fitted.tables, self._fitted.several = tables, several
+        return self
+
+    @property
+    def sums_(self) -> ReadoutSums:
+        """The sums of products over all windows from which the readout of a `plmu.nn.LookbackForecast` is solved, with
+        its penalties."""
+        self._check_fitted()
+        sums = self._learning().sums
+        if not isinstance(sums, WindowSums):
+            raise ValueError("sums_ are those of a LookbackForecast: this model is a PooledForecast, which has several")
+        return sums.sums
+
+    def _learning(self) -> Learning:
+        """The sums so far: those of `fit` before any other rows."""
+        if self._fitted.learning is not None:
+            return self._fitted.learning
+        if self._fitted.started is None:
+            self._fitted.started = Learning.of(self._fitted, self.validation_, self.half_life)
+        return self._fitted.started
+
+    def _take(self, fitted: Fitted) -> None:
+        """Take over what was learned."""
+        self._fitted, self.model_ = fitted, fitted.model
