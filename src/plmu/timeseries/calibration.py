@@ -65,9 +65,10 @@ def _errors_of_rows(unit: Intervals, method: Method, grown: Grown, split: Split)
     NaN where there is none; None if there are none at all."""
     horizon, piece = split.horizon, grown.last_rows(split.length + split.horizon)
     first = len(piece) - grown.fresh
-    origins = torch.arange(max(first - horizon, split.settings.least - 1), len(piece) - 1)
-    if not len(origins):
+    earliest = max(0, first - horizon, split.settings.least - 1)
+    if earliest >= len(piece) - 1:
         return None
+    origins = torch.arange(earliest, len(piece) - 1)
     windows = Windows.of([_prolonged(piece, horizon)])
     of_origins = errors_of(unit, [(method, origins)], windows, split.length, horizon)
     of_rows = torch.full((grown.fresh, *of_origins.shape[1:]), torch.nan, dtype=of_origins.dtype)

@@ -245,8 +245,8 @@ class Fitted:
         if tables is None:
             split.data.frame = _joined_frames(split.data.frame, inputs.frame)
         else:
-            more = as_list(X, "X", self.covariates)[len(tables) :]
-            tables = tables_of([*tables, *more], pieces, self.settings.clock)
+            new_tables = as_list(X, "X", self.covariates)[len(tables) :]
+            tables = tables_of([*tables, *new_tables], pieces, self.settings.clock)
         return self.with_learning(learning, split=split, tables=tables)
 
     def with_learning(self, learning: Learning, **changes: Any) -> Fitted:

@@ -187,15 +187,14 @@ class WindowSums:
         `sizes`."""
         channels, reach = part.values.shape[0], self.reader.lookback + self.reader.horizon
         size = sizes.get(name, torch.zeros(channels, dtype=torch.float64)).clone()
-        known = torch.zeros(channels, dtype=torch.long)  # the first window with a unit
+        first = torch.zeros(channels, dtype=torch.long)  # window with a unit
         for channel in (size == 0).nonzero()[:, 0].tolist():
             rows = part.values[channel]
             changed = (rows[1:] != rows[:-1]).nonzero()[:, 0]
-            known[channel] = max(0, int(changed[0]) + 2 - reach) if len(changed) else windows
+            first[channel] = max(0, int(changed[0]) + 2 - reach) if len(changed) else windows
             if len(changed):
-                first = int(known[channel])
-                deviation = standard_deviation(rows[first : first + reach, None].numpy())
+                deviation = standard_deviation(rows[int(first[channel]) :][:reach, None].numpy())
                 size[channel] = float(deviation[0])
         sizes[name] = size
         inverse = torch.where(size > 0, 1 / size.clamp(min=1e-300), 0.0)
-        return torch.where(torch.arange(windows)[:, None] >= known, inverse, 0.0)
+        return torch.where(torch.arange(windows)[:, None] >= first, inverse, 0.0)

@@ -105,8 +105,8 @@ class PooledSums:
                 maps[number] = WindowSums(
                     reader, ReadoutSums.zeros(kind.lookback, horizon, alpha, torch.inf, unit), dict(sizes)
                 )
-        learning = cls(model, members, maps, {}, 1.0, {})
-        return learning._with_series(series) if members else learning
+        empty = cls(model, members, maps, {}, 1.0, {})
+        return empty._with_series(series) if members else empty
 
     def _with_series(self, series: Sequence[Piece]) -> Self:
         """With the units of series of the fit, the usual one, and the windows that it took."""
@@ -164,7 +164,7 @@ class PooledSums:
             piece, horizon = grown.piece, self.model.horizon
             following, apart = places.get(key_of(piece), Place(piece.start, fitting_stride(self._seasons, horizon)))
             following = max(following, piece.start + LEAST - 1)
-            steps = torch.arange(following, piece.last - horizon + 1, apart)
+            steps = torch.arange(following, max(following, piece.last - horizon + 1), apart)
             places[key_of(piece)] = Place(following + apart * len(steps), apart)
             pieces.append(piece)
             taken.append(torch.full((len(steps),), number))
