@@ -79,12 +79,18 @@ class Fitted:
     several: bool = False  # whether as a list
     validation_rows: Sequence[int] | None = None  # of each, if they were given
     learning: Learning | None = None  # of all rows, once there were some after those of the fit
+    tails: bool = False  # whether the series are the last rows alone
     started: Learning | None = None  # of the rows of the fit, once it was asked for
 
     def series(self, method: str) -> Split:
         """Those of the fit, which this method needs."""
         if self.split is None:
             raise ValueError(f"{method} needs the series of fit, and this estimator is of a run's folder")
+        if self.tails and method not in ("predict", "stream", "partial_fit"):
+            raise ValueError(
+                f"{method} needs the rows that were learned: this estimator was loaded, and has the last rows of each"
+                " series alone"
+            )
         return self.split
 
     def predict(
@@ -153,6 +159,8 @@ class Fitted:
                 errors, share = unseen.errors, unseen.share
             else:
                 unit = self.learning.calibration.unit
+                if not len(self.learning.calibration.errors):
+                    raise ValueError("prediction intervals need rows that were learned, and there are none yet")
                 errors, share = self.learning.calibration.unseen(self.learning.forgetting)
             whole = replace(unit, levels=tuple(sorted(levels))).fitted(errors, share)
         return whole.until(horizon)
@@ -275,6 +283,8 @@ class Fitted:
             return Input(_chosen(data.pieces, start, whole), None, placed, frame=data.frame)
         tables = self.tables if X is None else as_list(X, "X", self.covariates)
         assert tables is not None
+        if not tables:
+            raise ValueError("X must be given: there are no rows yet")
         several = self.several if X is None else is_list_of_series(X)
         for table in tables:
             self._check_channels(table)
@@ -373,7 +383,7 @@ class Fitted:
         clock = self.settings.clock
         if table.times is None or clock.kind == "rows":
             return
-        zoned = self.tables[0].form.zoned if self.tables is not None else clock.zone is not None
+        zoned = self.tables[0].form.zoned if self.tables else clock.zone is not None
         if table.form.zoned and not zoned:
             raise ValueError(f"X: {NO_ZONE}")
         if zoned and not table.form.zoned and self.tables is not None:

@@ -39,6 +39,7 @@ class Learning:
     sums: WindowSums | PooledSums
     forgetting: Forgetting
     calibration: Calibration
+    first: Mapping[Key, int]  # of each series the clock's step of the first row that was learned
 
     @classmethod
     def of(cls, fitted: Fitted, summary: Mapping[str, Any], half_life: float | str | None) -> Learning:
@@ -70,7 +71,10 @@ class Learning:
         ]
         calibration = Calibration.of(split, *fitted.errors).learned(model_method(model), tested, split)
         whole = [Grown(piece, len(piece)) for piece in split.data.pieces]
-        return cls(sums.learned(whole, forgetting), forgetting, calibration)
+        first: dict[Key, int] = {}
+        for piece in split.data.pieces:
+            first.setdefault(key_of(piece), piece.start)
+        return cls(sums.learned(whole, forgetting), forgetting, calibration, first)
 
     def reach(self, split: Split) -> int:
         """Rows before new ones that are needed to learn these."""
@@ -81,7 +85,8 @@ class Learning:
         latest = max([self.forgetting.latest, *(grown.piece.last for grown in series)])
         forgetting = self.forgetting._replace(latest=latest)
         sums = self.sums.decayed(self.forgetting.factor(latest)).learned(series, forgetting)
-        return Learning(sums, forgetting, self.calibration.learned(model_method(model), series, split))
+        first = {key_of(grown.piece): grown.first for grown in reversed(series)} | dict(self.first)
+        return Learning(sums, forgetting, self.calibration.learned(model_method(model), series, split), first)
 
     def solved(self) -> ForecastModel:
         """The model with the readouts of the sums."""
@@ -158,7 +163,7 @@ def tables_of(tables: Sequence[SeriesTable], pieces: Sequence[Piece], clock: Clo
         if piece is None:
             grown_tables.append(table)
             continue
-        if table.times is not None and clock.kind != "rows":
+        if table.form.times is not None and clock.kind != "rows":
             rows = len(piece) if piece.covariates is None else len(piece.covariates)
             times = clock.dates(piece.start + np.arange(rows), piece.offset)
             if table.form.zoned and clock.zone:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import logging
+import os
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
+
+from plmu.errors import FileFormatError
+from plmu.modelfiles.files import Attachment, load_attached, save, save_attached
 from plmu.timeseries.base import Estimator
+from plmu.timeseries.comparing import Summary
 from plmu.timeseries.fitted import Fitted
 from plmu.timeseries.learning import ReadoutSums, WindowSums
+from plmu.timeseries.merging import merged
 from plmu.timeseries.partial import Learning
 from plmu.timeseries.predictions import ForecastModel
+from plmu.timeseries.saved_learning import as_json, packed, unpacked
 from plmu.timeseries.series import SeriesData
 from plmu.timeseries.split import Split
 
-_log = logging.getLogger("plmu")
+_ATTRIBUTES = ("mean_", "scale_", "n_features_in_", "feature_names_in_")
 
 
 class UpdatableForecaster(Estimator):
@@ -96,6 +103,84 @@ class UpdatableForecaster(Estimator):
         tables, several = self._fitted.tables, self._fitted.several
         self.fit_split(split)
         self._fitted.tables, self._fitted.several = tables, several
+        return self
+
+    def save(self, path: str | os.PathLike[str], *, updatable: bool = False) -> None:
+        """Write the model to a file that `plmu.load` reads; if `updatable`, with all that `partial_fit` needs: sums,
+        errors and the last rows of each series. A loaded estimator goes on as this one does, bit for bit.
+
+        >>> forecaster.save("load.plmu", updatable=True)
+        >>> plmu.Forecaster.load("load.plmu").partial_fit(tomorrow)
+
+        Args:
+            path: of the file. It is replaced only when all of it has been written.
+            updatable: whether `load` can read it.
+        """
+        self._check_fitted()
+        if not updatable:
+            save(self.model_, path)
+            return
+        learned = packed(self._fitted, self._learning())
+        attributes = {name: np.asarray(vars(self)[name]).tolist() for name in _ATTRIBUTES if name in vars(self)}
+        defaults = type(self)().get_params()
+        params = {name: value for name, value in self.get_params().items() if value != defaults[name]}
+        whole = {"params": params, "attributes": attributes, "chosen": self.validation_}
+        content = as_json({"estimator": type(self).__name__, **whole, "learned": learned.content})
+        save_attached(self.model_, path, Attachment(content, learned.tensors))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, empty: bool = False) -> Self:
+        """The estimator that `save` wrote with `updatable=True`. It forecasts and learns; for `choose`, `evaluate`,
+        `score`, `plot`, `backtest` and `cross_validation` it has too few rows. Frames that it returns without X have
+        times to the microsecond.
+
+        Args:
+            path: of the file.
+            empty: whether to take what was chosen alone, without rows, sums and errors: for rows that another machine
+                learns, and `merge`.
+
+        Raises:
+            FileFormatError: the file is broken, or was saved without `updatable=True`.
+        """
+        model, attachment = load_attached(path)
+        if attachment is None:
+            raise FileFormatError(f"{path} holds a model alone: save the estimator with updatable=True")
+        content = attachment.content
+        if not isinstance(model, ForecastModel) or content.get("estimator") != cls.__name__:
+            raise FileFormatError(f"{path} holds no {cls.__name__}")
+        fitted = unpacked(Attachment(content["learned"], attachment.tensors), model.eval(), empty)
+        estimator = cls(**content["params"])
+        estimator._take(fitted)
+        estimator.validation_ = Summary(content["chosen"])
+        for name, value in content["attributes"].items():
+            kind = object if name == "feature_names_in_" else None
+            setattr(estimator, name, np.array(value, dtype=kind) if isinstance(value, list) else value)
+        return estimator
+
+    def merge(self, other: UpdatableForecaster) -> Self:
+        """Add what another estimator with the same choices has learned, such as one on another machine.
+
+        >>> plmu.Forecaster(horizon=24).fit(first).save("choices.plmu", updatable=True)
+        >>> part = plmu.Forecaster.load("choices.plmu", empty=True).partial_fit(rows)  # on each machine
+        >>> whole = plmu.Forecaster.load("choices.plmu").merge(part)
+
+        Series of files and frames in long format are told by name; both may have rows of a series from different times,
+        of which the windows over the border are not learned. Arrays and wide frames of `other` come after those of
+        this one.
+
+        Args:
+            other: an estimator, which stays as it is.
+
+        Returns:
+            This estimator.
+
+        Raises:
+            ValueError: something else was chosen, which is named; or both have learned rows of a series from the same
+                times.
+        """
+        self._check_fitted()
+        other._check_fitted()
+        self._take(merged(self._fitted, self._learning(), other._fitted, other._learning()))
         return self
 
     @property
