@@ -400,6 +400,24 @@ def test_the_first_rows_are_fitted_and_test_rows_are_learned() -> None:
         forecaster.evaluate()
 
 
+def test_a_fit_with_half_life_does_not_learn_test_rows(path: Path) -> None:
+    data = course()[:, 0]
+    forecaster = plmu.Forecaster(**MEMORY, test=0.3, half_life=40.0).fit(data[:ROWS])
+    assert isinstance(forecaster.model, LookbackForecast)
+    for rows in (140, ROWS, len(data)):
+        if rows == len(data):
+            forecaster.partial_fit(data[ROWS:])
+        elif rows == ROWS:
+            forecaster.save(path, updatable=True)
+            assert plmu.Forecaster.load(path).sums_.count > forecaster.sums_.count
+            continue
+        series = [(0, data[:rows, None], forecaster.scale_)]
+        gram, cross, count = reference_sums(forecaster.model, series, 40.0)
+        assert_close(forecaster.sums_, of_reference(forecaster.sums_, gram, cross, count))
+    loaded = plmu.Forecaster.load(path).partial_fit(data[ROWS:])
+    np.testing.assert_array_equal(loaded.predict(level=80).upper, forecaster.predict(level=80).upper)
+
+
 def test_choose_and_the_other_methods_after_it(tmp_path: Path) -> None:
     data = course()[:, 0]
     forecaster = plmu.Forecaster(horizon=5, lookback=16).fit(data[:ROWS]).partial_fit(data[ROWS:])

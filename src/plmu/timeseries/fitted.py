@@ -32,7 +32,7 @@ from plmu.timeseries.frames import (
 from plmu.timeseries.intervals import Intervals, Unseen, unseen_errors
 from plmu.timeseries.learning_pooled import Key
 from plmu.timeseries.long_frames import LongFrame, library_of
-from plmu.timeseries.partial import Learning, grown, grown_split, last_pieces, tables_of
+from plmu.timeseries.partial import Learning, grown, grown_split, last_pieces, tables_of, test_rows
 from plmu.timeseries.predictions import Ahead, ForecastModel, forecast, found_start
 from plmu.timeseries.public_holidays import country_of, with_holidays
 from plmu.timeseries.scores import (
@@ -242,7 +242,7 @@ class Fitted:
 
         Args:
             X: as in `Forecaster.partial_fit`.
-            learning: of the rows so far.
+            learning: of the rows so far, those of test included.
         """
         split = self.series("partial_fit")
         inputs = self.read(X, whole=True, after=last_pieces(split.data.pieces))
@@ -256,6 +256,12 @@ class Fitted:
             new_tables = as_list(X, "X", self.covariates)[len(tables) :]
             tables = tables_of([*tables, *new_tables], pieces, self.settings.clock)
         return self.with_learning(learning, split=split, tables=tables)
+
+    def with_test_rows(self, learning: Learning) -> Learning:
+        """With the rows that were not fitted, if there are any."""
+        split = self.series("partial_fit")
+        rows = test_rows(split)
+        return learning.learned(rows, self.model, split) if rows else learning
 
     def with_learning(self, learning: Learning, **changes: Any) -> Fitted:
         """With the model that was learned."""

@@ -43,7 +43,10 @@ def merged(fitted: Fitted, learning: Learning, other: Fitted, others: Learning) 
         _calibration(learning.calibration, others.calibration),
         first,
     )
-    cuts = [*split.cuts, *((len(piece), len(piece)) for piece in pieces)]
+    cuts = [
+        *((begin, len(piece)) for (begin, _), piece in zip(split.cuts, split.data.pieces, strict=True)),
+        *((len(piece), len(piece)) for piece in pieces),
+    ]
     rows = [*split.validation_rows, *(0 for _ in pieces)]
     places = {key_of(piece): place for place, piece in reversed([*enumerate([*split.data.pieces, *pieces])])}
     ordered = sorted(

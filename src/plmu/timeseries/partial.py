@@ -43,7 +43,7 @@ class Learning:
 
     @classmethod
     def of(cls, fitted: Fitted, summary: Mapping[str, Any], half_life: float | str | None) -> Learning:
-        """With the sums of all rows of a fit, those of validation and test included; test rows are forecast before.
+        """With the sums of the rows of a fit, validation rows included.
 
         Args:
             fitted: to the rows before the test rows.
@@ -62,19 +62,12 @@ class Learning:
         else:
             zeros = ReadoutSums.zeros(model.order, model.horizon, summary["alpha"], summary["pull"], unit)
             sums = WindowSums(model, zeros, sizes)
-        latest = max(piece.last for piece in split.data.pieces)
-        forgetting = Forgetting(steps_of(half_life, split.data.clock), latest)
-        tested = [
-            Grown(piece, len(piece) - end)
-            for piece, (_, end) in zip(split.data.pieces, split.cuts, strict=True)
-            if end < len(piece)
-        ]
-        calibration = Calibration.of(split, *fitted.errors).learned(model_method(model), tested, split)
-        whole = [Grown(piece, len(piece)) for piece in split.data.pieces]
+        forgetting = Forgetting(steps_of(half_life, split.data.clock), max(piece.last for piece in pieces))
+        sums = sums.learned([Grown(piece, len(piece)) for piece in pieces], forgetting)
         first: dict[Key, int] = {}
-        for piece in split.data.pieces:
+        for piece in pieces:
             first.setdefault(key_of(piece), piece.start)
-        return cls(sums.learned(whole, forgetting), forgetting, calibration, first)
+        return cls(sums, forgetting, Calibration.of(split, *fitted.errors), first)
 
     def reach(self, split: Split) -> int:
         """Rows before new ones that are needed to learn these."""
@@ -98,6 +91,15 @@ class Learning:
             with torch.no_grad():
                 model.get_parameter("weight").copy_(self.sums.sums.readout().mT)
         return model
+
+
+def test_rows(split: Split) -> list[Grown]:
+    """The rows that were not fitted, with those before them."""
+    return [
+        Grown(piece, len(piece) - end)
+        for piece, (_, end) in zip(split.data.pieces, split.cuts, strict=True)
+        if end < len(piece)
+    ]
 
 
 def last_pieces(pieces: Sequence[Piece]) -> dict[Key, Piece]:

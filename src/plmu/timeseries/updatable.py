@@ -85,7 +85,7 @@ class UpdatableForecaster(Estimator):
         for name, value in columns.items():
             if value is not None:
                 raise ValueError(f"{name}={value!r} is for the first rows: later ones have the columns of fit")
-        self._take(self._fitted.learned(X, self._learning()))
+        self._take(self._fitted.learned(X, self._fitted.with_test_rows(self._learning())))
         return self
 
     def choose(self) -> Self:
@@ -120,7 +120,7 @@ class UpdatableForecaster(Estimator):
         if not updatable:
             save(self.model_, path)
             return
-        learned = packed(self._fitted, self._learning())
+        learned = packed(self._fitted, self._fitted.with_test_rows(self._learning()))
         attributes = {name: np.asarray(vars(self)[name]).tolist() for name in _ATTRIBUTES if name in vars(self)}
         defaults = type(self)().get_params()
         params = {name: value for name, value in self.get_params().items() if value != defaults[name]}
@@ -180,13 +180,14 @@ class UpdatableForecaster(Estimator):
         """
         self._check_fitted()
         other._check_fitted()
-        self._take(merged(self._fitted, self._learning(), other._fitted, other._learning()))
+        parts = [(each._fitted, each._fitted.with_test_rows(each._learning())) for each in (self, other)]
+        self._take(merged(*parts[0], *parts[1]))
         return self
 
     @property
     def sums_(self) -> ReadoutSums:
         """The sums of products over all windows from which the readout of a `plmu.nn.LookbackForecast` is solved, with
-        its penalties."""
+        its penalties. Test rows are in them after the first `partial_fit`."""
         self._check_fitted()
         sums = self._learning().sums
         if not isinstance(sums, WindowSums):
