@@ -199,6 +199,33 @@ def test_pooled_pieces_are_the_whole(half_life: float | None) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.parametrize("channels", [1, 2])
+def test_linear_maps_among_the_members_of_a_single_series(channels: int) -> None:
+    data = course(channels=channels)
+    whole, pieces = (plmu.Forecaster(horizon=6, pooled=True).fit(data[:ROWS]) for _ in range(2))
+    whole.partial_fit(data[ROWS:])
+    for first in range(ROWS, len(data), 7):
+        pieces.partial_fit(data[first : first + 7])
+    learned = whole._learning().sums
+    assert isinstance(learned, PooledSums)
+    number, part = next(iter(learned.maps.items()))
+    size, unit = part.reader.lookback, whole.scale_
+    windows = np.lib.stride_tricks.sliding_window_view(data, size + 6, axis=0) / unit[:, None]
+    last = windows[..., size - 1 : size]
+    x, y = (windows[..., :size] - last).reshape(-1, size), (windows[..., size:] - last).reshape(-1, 6)
+    gram, cross, count = x.T @ x / channels, x.T @ y / channels, float(len(windows))
+    assert_close(part.sums, of_reference(part.sums, gram[None], cross[None], count))
+    for place, sums in member_sums(whole).items():
+        assert_close(member_sums(pieces)[place], sums)
+    scale = np.where(gram.diagonal() > 0, np.sqrt(gram.diagonal() / count), 1.0)
+    scaled = gram / count / scale / scale[:, None] + part.sums.alpha * np.eye(size)
+    weight = np.linalg.solve(scaled, cross / count / scale[:, None]) / scale[:, None]
+    model = whole.model
+    assert isinstance(model, PooledForecast)
+    readout = model.readouts[number].weight.detach().numpy()
+    np.testing.assert_allclose(readout[1:size], weight[:-1], rtol=1e-5, atol=1e-6)
+
+
 def test_pooled_sums_are_those_of_a_loop() -> None:
     data = [course(ROWS + LATER - 30 * seed, seed=seed) for seed in range(4)]
     forecaster = plmu.Forecaster(horizon=6, pooled=True).fit([rows[:-LATER] for rows in data])

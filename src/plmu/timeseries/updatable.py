@@ -59,7 +59,8 @@ class UpdatableForecaster(Estimator):
         the readout of `fit`; hidden layers are held, and members that are classical or trained.
 
         New rows are forecast before they are learned, and these errors are added to those that prediction intervals
-        rest on. The first call takes as long as a fit; later ones depend on the number of new rows alone.
+        rest on. The first call computes the sums of all rows of `fit`; the time of later ones depends on the number of
+        new rows alone.
 
         >>> forecaster.fit(january).partial_fit(february).predict(level=80)
 
