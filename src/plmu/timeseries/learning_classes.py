@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-_BLOCK = 1024  # examples whose products are summed at a time
+_BLOCK = 1024  # examples, or features, whose products are summed at a time
 _SMALLEST = 1e-6  # standard deviation of a feature that varies
 
 
@@ -126,23 +126,33 @@ class ClassSums:
         if self.gram is not None:
             variance = (self.gram.diagonal() / count - mean.square()).clamp(min=0)
         else:
-            assert self.rows is not None
-            centred = self.rows.double() - mean
-            variance = (self.weights[:, None] * centred.square()).sum(0) / count
+            variance = torch.cat([x.square().sum(0) for x in self._columns(mean)]) / count
         spread = torch.where(variance.sqrt() > _SMALLEST, variance.sqrt(), torch.inf) / scales.double()
         between = self.sums - self.counts[:, None] * mean  # (classes, features), sums of centred features
         share = _separating(between / spread, self.counts, count * variance / spread.square())
         factors = share / spread
         centre = 2 * self.counts / count - 1
         if self.gram is not None:
-            matrix = self.gram - count * torch.outer(mean, mean)
-            solution = _solved(matrix * factors * factors[:, None], alpha, 2 * (between * factors).mT)
+            matrix = self.gram.addr(mean, mean, alpha=-float(count)).mul_(factors).mul_(factors[:, None])
+            solution = _solved(matrix, alpha, 2 * (between * factors).mT)
         else:
-            x = centred * factors * self.weights.sqrt()[:, None]
+            parts = factors.split(_BLOCK)
+            matrix = self.weights.new_zeros(len(self.weights), len(self.weights))
+            for x, part in zip(self._columns(mean), parts, strict=True):
+                matrix.addmm_(x * part, (x * part).mT)
             target = 2 * torch.nn.functional.one_hot(self.labels, len(centre)).double() - 1 - centre
-            solution = x.mT @ _solved(x @ x.mT, alpha, target * self.weights.sqrt()[:, None])
+            dual = _solved(matrix, alpha, target * self.weights.sqrt()[:, None])
+            columns = zip(self._columns(mean), parts, strict=True)
+            solution = torch.cat([(x * part).mT @ dual for x, part in columns])
         weight = (solution * factors[:, None]).mT * sharpness
         return weight, centre * sharpness - weight @ mean
+
+    def _columns(self, mean: Tensor) -> Iterator[Tensor]:
+        """The features of the examples (examples, …), some at a time, around their mean (features,) and times the root
+        of how much each example counts."""
+        assert self.rows is not None
+        for rows, middle in zip(self.rows.split(_BLOCK, dim=1), mean.split(_BLOCK), strict=True):
+            yield (rows.double() - middle) * self.weights.sqrt()[:, None]
 
 
 def _separating(between: Tensor, counts: Tensor, total: Tensor) -> Tensor:
@@ -160,14 +170,16 @@ def _separating(between: Tensor, counts: Tensor, total: Tensor) -> Tensor:
 
 
 def _solved(matrix: Tensor, alpha: float, right: Tensor) -> Tensor:
-    """(matrix + penalty I)⁻¹ right; the penalty is alpha, or larger where rounding errors require it."""
-    penalty = alpha
-    while True:
-        damped = matrix.clone()
-        damped.diagonal().add_(penalty)
-        factor, failed = torch.linalg.cholesky_ex(damped)
-        if not failed:
-            return torch.cholesky_solve(right, factor)
-        if not damped.isfinite().all():
-            raise ValueError("the series have values too large to compute with: scale them down")
-        penalty = 2 * penalty + 1e-14 * float(matrix.diagonal().mean())
+    """(matrix + penalty I)⁻¹ right; the penalty is alpha, or larger where rounding errors require it. The matrix is
+    changed."""
+    penalty, rounding = alpha, 1e-14 * float(matrix.diagonal().mean())
+    matrix.diagonal().add_(penalty)
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if failed and not matrix.isfinite().all():
+        raise ValueError("the series have values too large to compute with: scale them down")
+    while failed:
+        penalty += rounding
+        matrix.diagonal().add_(penalty)
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        rounding *= 2
+    return torch.cholesky_solve(right, factor)
