@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import torch
 from hypothesis import given, settings
@@ -457,6 +458,50 @@ def test_choose_and_the_other_methods_after_it(tmp_path: Path) -> None:
     assert forecaster.validation_ == other.validation_
     np.testing.assert_array_equal(forecaster.predict(level=80).upper, other.predict(level=80).upper)
     forecaster.partial_fit(course(270)[len(data) :, 0])
+
+
+def test_the_latest_rows_are_held_and_all_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = course()[:, 0]
+    whole, forecaster = (plmu.Forecaster(**MEMORY).fit(data[:ROWS]) for _ in range(2))
+    whole.partial_fit(data[ROWS:])
+    monkeypatch.setattr("plmu.timeseries.partial.HELD_ROWS", 150)
+    for first in range(ROWS, len(data), 20):
+        forecaster.partial_fit(data[first : first + 20])
+    assert_close(forecaster.sums_, whole.sums_)
+    np.testing.assert_array_equal(forecaster.predict(), whole.predict())
+    assert len(forecaster.cross_validation(windows=2)) == 10
+    forecaster.choose()
+    np.testing.assert_allclose(forecaster.predict(), plmu.Forecaster(**MEMORY).fit(data[-150:]).predict(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_frame_in_long_format_of_a_single_series(library: str) -> None:
+    times = pd.date_range("2020-01-01", periods=260, freq="D").astype("datetime64[ms]")
+    columns = {"when": times, "sales": course()[:, 0]}
+    whole: Any = pl.DataFrame({**columns, "when": times.to_numpy()}) if library == "polars" else pd.DataFrame(columns)
+    forecaster = plmu.Forecaster(**MEMORY).fit(whole[:ROWS], time="when", values=["sales"])
+    before = forecaster.predict()
+    ahead = forecaster.partial_fit(whole[ROWS:]).predict()
+    assert type(ahead) is type(before)
+    assert [str(kind) for kind in ahead.dtypes] == [str(kind) for kind in before.dtypes]
+    assert str(ahead["when"].to_list()[0])[:10] == "2020-09-17"
+
+
+def test_what_read_series_returns_with_holidays(tmp_path: Path) -> None:
+    pytest.importorskip("holidays")
+    days = np.datetime64("2022-01-01") + np.arange(500)
+    values = course(500)[:, 0]
+    for name, rows in (("first", slice(0, 400)), ("then", slice(400, 500))):
+        lines = [f"{day},{value}" for day, value in zip(days[rows], values[rows], strict=True)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["day,load", *lines, ""]))
+    first, then = (plmu.timeseries.read_series(tmp_path / f"{name}.csv") for name in ("first", "then"))
+    options: dict[str, Any] = {"horizon": 5, "lookback": 16, "season": 7, "holidays": "DE"}
+    forecaster = plmu.Forecaster(**options).fit(first).partial_fit(then)
+    assert forecaster.sums_.count == 500 - 20
+    assert str(forecaster.predict()["day"][0])[:10] == str(days[-1] + 1)
+    forecaster.save(tmp_path / "f.plmu", updatable=True)
+    loaded = plmu.Forecaster.load(tmp_path / "f.plmu")
+    np.testing.assert_array_equal(loaded.predict()["load"], forecaster.predict()["load"])
 
 
 def test_zoned_frames_with_covariates_ahead() -> None:

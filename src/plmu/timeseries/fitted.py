@@ -255,7 +255,7 @@ class Fitted:
         else:
             new_tables = as_list(X, "X", self.covariates)[len(tables) :]
             tables = tables_of([*tables, *new_tables], pieces, self.settings.clock)
-        return self.with_learning(learning, split=split, tables=tables)
+        return self.with_learning(learning, split=split, tables=tables, validation_rows=None)
 
     def with_test_rows(self, learning: Learning) -> Learning:
         """With the rows that were not fitted, if there are any."""
@@ -265,7 +265,7 @@ class Fitted:
 
     def with_learning(self, learning: Learning, **changes: Any) -> Fitted:
         """With the model that was learned."""
-        return replace(self, model=learning.solved(), learning=learning, started=None, validation_rows=None, **changes)
+        return replace(self, model=learning.solved(), learning=learning, started=None, **changes)
 
     def read(
         self,

@@ -51,6 +51,7 @@ class Forecaster(UpdatableForecaster):
     >>> forecaster.predict(later)  # the steps after other rows
     >>> plmu.Forecaster(horizon=12).fit(sales).predict()  # a frame with a row for each time of each series
     >>> forecaster.cross_validation(windows=3)  # forecasts from earlier rows beside what was measured
+    >>> forecaster.partial_fit(tomorrow)  # learns new rows, without another fit
     >>> plmu.save(forecaster.model, "load.plmu")
 
     Covariates are columns that are known ahead, such as a holiday, a planned price or a weather forecast. They are not

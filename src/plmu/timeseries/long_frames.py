@@ -82,7 +82,8 @@ class LongFrame:
         new = {name: row for name, row in other.rows.items() if name not in self.rows}
         names = [column for column in self.frame.columns if column in other.frame.columns]
         module, parts = import_module(self.library), []
-        for frame, rows in ((self.frame[names], [*self.rows.values()]), (other.frame[names], [*new.values()])):
+        for frame, places in ((self.frame[names], self.rows), (other.frame[names], new)):
+            rows = np.array([*places.values()], dtype=np.int64)
             parts.append(frame.iloc[rows] if self.library == "pandas" else frame[rows])
         options = {"ignore_index": True} if self.library == "pandas" else {"how": "vertical_relaxed"}
         together = module.concat(parts, **options) if new else parts[0]

@@ -61,7 +61,9 @@ def merged(fitted: Fitted, learning: Learning, other: Fitted, others: Learning) 
     )
     tails = fitted.tails or other.tails
     several = fitted.several or len(tables or ()) > 1
-    return fitted.with_learning(together, split=split, tables=tables, tails=tails, several=several)
+    return fitted.with_learning(
+        together, split=split, tables=tables, tails=tails, several=several, validation_rows=None
+    )
 
 
 def check_same(fitted: Fitted, learning: Learning, other: Fitted, others: Learning) -> None:
