@@ -460,6 +460,20 @@ def test_choose_and_the_other_methods_after_it(tmp_path: Path) -> None:
     forecaster.partial_fit(course(270)[len(data) :, 0])
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_channel_is_no_longer_bounded_once_it_is_below_0(pooled: bool) -> None:
+    data = np.abs(course()[:, 0] - 10)
+    options: dict[str, Any] = {"horizon": 5, "pooled": True} if pooled else MEMORY
+    free, fixed = (plmu.Forecaster(**options, nonnegative=bound).fit(data[:ROWS]) for bound in (None, True))
+    assert free.model.nonnegative == fixed.model.nonnegative == (0,)
+    for forecaster in (free, fixed):
+        forecaster.partial_fit(data[ROWS : ROWS + 20])
+        assert forecaster.model.nonnegative == (0,)
+        forecaster.partial_fit(data[ROWS + 20 :] - 20)
+    assert free.model.nonnegative == ()
+    assert free.predict(level=95).lower.min() < 0 <= fixed.predict(level=95).lower.min()
+
+
 def test_the_latest_rows_are_held_and_all_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     data = course()[:, 0]
     whole, forecaster = (plmu.Forecaster(**MEMORY).fit(data[:ROWS]) for _ in range(2))

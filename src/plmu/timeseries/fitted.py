@@ -30,6 +30,7 @@ from plmu.timeseries.frames import (
     with_future,
 )
 from plmu.timeseries.intervals import Intervals, Unseen, unseen_errors
+from plmu.timeseries.learning import Grown
 from plmu.timeseries.learning_pooled import Key
 from plmu.timeseries.long_frames import LongFrame, library_of
 from plmu.timeseries.partial import Learning, grown, grown_split, last_pieces, tables_of, test_rows
@@ -247,7 +248,7 @@ class Fitted:
         split = self.series("partial_fit")
         inputs = self.read(X, whole=True, after=last_pieces(split.data.pieces))
         pieces, series = grown(split.data.pieces, inputs.pieces, learning.reach(split))
-        learning = learning.learned(series, self.model, split)
+        learning = self._learned(learning, series)
         split = grown_split(split, pieces)
         tables = self.tables
         if tables is None:
@@ -259,9 +260,16 @@ class Fitted:
 
     def with_test_rows(self, learning: Learning) -> Learning:
         """With the rows that were not fitted, if there are any."""
-        split = self.series("partial_fit")
-        rows = test_rows(split)
-        return learning.learned(rows, self.model, split) if rows else learning
+        rows = test_rows(self.series("partial_fit"))
+        return self._learned(learning, rows) if rows else learning
+
+    def _learned(self, learning: Learning, series: Sequence[Grown]) -> Learning:
+        """With new rows. Unless channels of at least 0 were given, one is no longer bounded once it is below 0."""
+        learning = learning.learned(series, self.model, self.series("partial_fit"))
+        if self.options.nonnegative is not None:
+            return learning
+        return learning.bounded([channel for channel in learning.model.nonnegative
+                                 if all((each.piece.values[:, channel] >= 0).all() for each in series)])  # fmt: skip
 
     def with_learning(self, learning: Learning, **changes: Any) -> Fitted:
         """With the model that was learned."""

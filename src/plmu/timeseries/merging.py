@@ -42,7 +42,7 @@ def merged(fitted: Fitted, learning: Learning, other: Fitted, others: Learning) 
         learning.forgetting._replace(latest=latest),
         _calibration(learning.calibration, others.calibration),
         first,
-    )
+    ).bounded(sorted({*learning.model.nonnegative} & {*others.model.nonnegative}))
     cuts = [
         *((begin, len(piece)) for (begin, _), piece in zip(split.cuts, split.data.pieces, strict=True)),
         *((len(piece), len(piece)) for piece in pieces),
@@ -86,7 +86,8 @@ def _choices(fitted: Fitted, learning: Learning) -> Iterator[tuple[str, Any]]:
     yield "half_life", learning.forgetting.half_life
     yield "whether series are arrays", fitted.tables is not None
     for name, value in model.config.items():
-        yield name, value
+        if name != "nonnegative" or fitted.options.nonnegative is not None:
+            yield name, value
     parts = learning.sums
     sums = _of_members(parts)
     learned = {f"members.{name}.weight" for name in sums} if isinstance(parts, PooledSums) else {"weight"}

@@ -81,12 +81,33 @@ class Learning:
         first = {key_of(grown.piece): grown.first for grown in reversed(series)} | dict(self.first)
         return Learning(sums, forgetting, self.calibration.learned(model_method(model), series, split), first)
 
+    @property
+    def model(self) -> ForecastModel:
+        """The model whose readouts the sums are for."""
+        if isinstance(self.sums, PooledSums):
+            return self.sums.model
+        assert isinstance(self.sums.reader, LookbackForecast)
+        return self.sums.reader
+
+    def bounded(self, channels: Sequence[int]) -> Learning:
+        """With forecasts and intervals of at least 0 of these channels alone."""
+        if tuple(channels) == self.model.nonnegative:
+            return self
+        model, sums = with_options(self.model, nonnegative=list(channels)), self.sums
+        if isinstance(sums, PooledSums):
+            assert isinstance(model, PooledForecast)
+            sums = replace(sums, model=model)
+        else:
+            assert isinstance(model, LookbackForecast)
+            sums = replace(sums, reader=model)
+        unit = replace(self.calibration.unit, nonnegative=tuple(channels))
+        return replace(self, sums=sums, calibration=replace(self.calibration, unit=unit))
+
     def solved(self) -> ForecastModel:
         """The model with the readouts of the sums."""
         if isinstance(self.sums, PooledSums):
             return self.sums.solved()
-        assert isinstance(self.sums.reader, LookbackForecast)
-        model = with_options(self.sums.reader)
+        model = with_options(self.model)
         if self.sums.sums.count:
             with torch.no_grad():
                 model.get_parameter("weight").copy_(self.sums.sums.readout().mT)
