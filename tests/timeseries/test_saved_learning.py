@@ -10,7 +10,7 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
-from test_partial_fit import LATER, MEMORY, ROWS, assert_close, course, member_sums, panel
+from learned_sums import LATER, MEMORY, ROWS, assert_close, course, member_sums, panel
 
 import plmu
 from plmu.errors import FileFormatError

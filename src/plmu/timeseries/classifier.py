@@ -18,12 +18,12 @@ from plmu.timeseries.labelled import LabelledConfig, LabelledData, by_number, ch
 from plmu.timeseries.labelled_columns import Format
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.ridge_classes import Readout, leave_one_out
-from plmu.timeseries.updatable_classifier import UpdatableClassifier
+from plmu.timeseries.saved_classes import SavableClassifier
 
 _MAX_COMPARED = 300  # training series by which the normalisation is chosen
 
 
-class SequenceClassifier(UpdatableClassifier):
+class SequenceClassifier(SavableClassifier):
     """Classifies series of equal or unequal length, with one or many channels, fitted in closed form in seconds.
 
     The signal and its differences go into Delay Networks with windows from 9 steps up to the length of the series.
