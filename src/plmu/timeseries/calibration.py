@@ -38,19 +38,19 @@ class Calibration:
     def learned(self, method: Method, series: Sequence[Grown], split: Split) -> Calibration:
         """With the errors of new rows, forecast from 1 to `horizon` steps before by a method that has not learned them.
         At most `HELD` errors are held, the latest ones."""
-        names = list(self.names)
-        errors, places, steps = [self.errors], [self.series], [self.steps]
-        for grown in series:
-            if grown.piece.name not in names:
-                names.append(grown.piece.name)
-            of_rows = _errors_of_rows(self.unit, method, grown, split)
-            if of_rows is not None:
-                errors.append(of_rows)
-                places.append(torch.full((len(of_rows),), names.index(grown.piece.name)))
-                steps.append(grown.first + torch.arange(len(of_rows)))
+        names = {name: place for place, name in enumerate(self.names)}
+        numbered = [(grown, names.setdefault(grown.piece.name, len(names))) for grown in series]
+        errors, places = _errors_of_rows(self.unit, method, [grown for grown, _ in numbered], split)
+        numbers = torch.tensor([place for _, place in numbered], dtype=torch.long)
+        steps = [grown.first + torch.arange(grown.fresh) for grown in series]
         most = max(200, HELD // (self.errors.shape[1] * self.errors.shape[2]))
-        latest = [torch.cat(parts)[-most:] for parts in (errors, places, steps)]
-        return Calibration(self.unit, latest[0], latest[1], latest[2], tuple(names))
+        return Calibration(
+            self.unit,
+            torch.cat([self.errors, errors])[-most:],
+            torch.cat([self.series, numbers[places]])[-most:],
+            torch.cat([self.steps, *steps])[-most:],
+            tuple(names),
+        )
 
     def unseen(self, forgetting: Forgetting) -> tuple[Tensor, Tensor]:
         """The errors, of which an event in a single series counts once; and how much each counts, (errors,)."""
@@ -60,23 +60,36 @@ class Calibration:
         return self.errors if len(self.names) > 1 else without_repeats(self.errors), share
 
 
-def _errors_of_rows(unit: Intervals, method: Method, grown: Grown, split: Split) -> Tensor | None:
-    """Errors (new rows, channels, horizon) of forecasts of the new rows of a series from 1 to `horizon` steps before,
-    NaN where there is none; None if there are none at all."""
-    horizon, piece = split.horizon, grown.last_rows(split.length + split.horizon)
-    first = len(piece) - grown.fresh
-    earliest = max(0, first - horizon, split.settings.least - 1)
-    if earliest >= len(piece) - 1:
-        return None
-    origins = torch.arange(earliest, len(piece) - 1)
-    windows = Windows.of([_prolonged(piece, horizon)])
-    of_origins = errors_of(unit, [(method, origins)], windows, split.length, horizon)
-    of_rows = torch.full((grown.fresh, *of_origins.shape[1:]), torch.nan, dtype=of_origins.dtype)
+def _errors_of_rows(unit: Intervals, method: Method, series: Sequence[Grown], split: Split) -> tuple[Tensor, Tensor]:
+    """Errors (new rows, channels, horizon) of forecasts of the new rows of all series from 1 to `horizon` steps before,
+    NaN where there is none; and the places of their series (new rows,)."""
+    horizon = split.horizon
+    pieces = [grown.last_rows(split.length + horizon) for grown in series]
+    fresh = torch.tensor([grown.fresh for grown in series], dtype=torch.long)
+    places = torch.repeat_interleave(torch.arange(len(series)), fresh)
+    errors = torch.full((len(places), split.scale.shape[0], horizon), torch.nan)
+    if not pieces:
+        return errors, places
+    windows = Windows.of([_prolonged(piece, horizon) for piece in pieces])
+    origins, firsts = [], []  # of windows; and of each the row of `errors` that comes after it
+    offsets = zip(windows.offsets.tolist(), (fresh.cumsum(0) - fresh).tolist(), strict=True)
+    for piece, grown, (offset, row) in zip(pieces, series, offsets, strict=True):
+        before = len(piece) - grown.fresh
+        earliest = max(0, before - horizon, split.settings.least - 1)
+        local = torch.arange(earliest, max(earliest, len(piece) - 1))
+        origins.append(offset + local)
+        firsts.append(row + local + 1 - before)
+    rows = torch.cat(firsts)
+    if not len(rows):
+        return errors, places
+    of_origins = errors_of(unit, [(method, torch.cat(origins))], windows, split.length, horizon).to(errors)
+    series_of = torch.repeat_interleave(torch.arange(len(series)), torch.tensor([len(part) for part in origins]))
     for step in range(horizon):
-        rows = origins + 1 + step - first
-        inside = (rows >= 0) & (rows < grown.fresh)
-        of_rows[rows[inside], :, step] = of_origins[inside, :, step]
-    return of_rows
+        row = rows + step
+        inside = (row >= 0) & (row < len(places))
+        inside &= places[row.clamp(0, len(places) - 1)] == series_of
+        errors[row[inside], :, step] = of_origins[inside, :, step]
+    return errors, places
 
 
 def _prolonged(piece: Piece, count: int) -> Piece:

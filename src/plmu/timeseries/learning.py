@@ -140,33 +140,33 @@ class WindowSums:
     def learned(self, series: Sequence[Grown], forgetting: Forgetting) -> Self:
         """The sums with the windows whose horizons end in the new rows."""
         gram, cross = torch.zeros_like(self.sums.gram), torch.zeros_like(self.sums.cross)
-        count, sizes = 0.0, dict(self.sizes)
+        sizes, parts, units, ends = dict(self.sizes), [], [], []
         for grown in series:
             part = self._part(grown)
-            windows = part.windows(self.reader)
-            if not windows:
-                continue
-            inverse = self._inverse_units(grown.piece.name, part, windows, sizes)  # (windows, channels)
-            ends = part.start + self.reader.lookback + self.reader.horizon - 1 + torch.arange(windows)
-            weights = forgetting.weights(ends)
-            done = 0
-            for block, future, phase in blocks(self.reader, [part]):
-                rows = slice(done, done + len(block))
-                done += len(block)
-                standard = self.reader.standard(block, phase)
-                target = future - standard.last - (0.0 if standard.ahead is None else standard.ahead)
-                unit = inverse[rows, :, None]
-                features, target = (standard.features * unit).movedim(1, 0), (target * unit).movedim(1, 0)
-                weighted = (features * weights[rows, None]).mT
-                if len(gram) == 1:
-                    weighted = weighted.movedim(0, 1).flatten(1) / len(features)  # (order, channels · windows)
-                    gram += weighted @ features.flatten(0, 1)
-                    cross += weighted @ target.flatten(0, 1)
-                else:
-                    gram += weighted @ features
-                    cross += weighted @ target
-            count += float(weights.sum())
-        return replace(self, sums=self.sums.added(gram, cross, count), sizes=sizes)
+            if windows := part.windows(self.reader):
+                parts.append(part)
+                units.append(self._inverse_units(grown.piece.name, part, windows, sizes))
+                ends.append(part.start + self.reader.lookback + self.reader.horizon - 1 + torch.arange(windows))
+        if not parts:
+            return self
+        inverse, weights = torch.cat(units), forgetting.weights(torch.cat(ends))  # (windows, channels), (windows,)
+        done = 0
+        for block, future, phase in blocks(self.reader, parts):
+            rows = slice(done, done + len(block))
+            done += len(block)
+            standard = self.reader.standard(block, phase)
+            target = future - standard.last - (0.0 if standard.ahead is None else standard.ahead)
+            unit = inverse[rows, :, None]
+            features, target = (standard.features * unit).movedim(1, 0), (target * unit).movedim(1, 0)
+            weighted = (features * weights[rows, None]).mT
+            if len(gram) == 1:
+                weighted = weighted.movedim(0, 1).flatten(1) / len(features)  # (order, channels · windows)
+                gram += weighted @ features.flatten(0, 1)
+                cross += weighted @ target.flatten(0, 1)
+            else:
+                gram += weighted @ features
+                cross += weighted @ target
+        return replace(self, sums=self.sums.added(gram, cross, float(weights.sum())), sizes=sizes)
 
     def _part(self, grown: Grown) -> Part:
         """The rows of all windows that end in new rows, in float64."""
