@@ -27,6 +27,7 @@ from learned_sums import (
 import plmu
 from plmu.nn import LookbackForecast, PooledForecast
 from plmu.timeseries.learning_pooled import PooledSums
+from plmu.timeseries.pooled_windows import Limits
 
 
 @pytest.mark.parametrize("half_life", [None, 37.0])
@@ -116,16 +117,23 @@ def test_the_unit_of_a_new_series_is_that_of_its_first_window_that_varies() -> N
 
 
 @pytest.mark.parametrize("half_life", [None, 50.0])
-def test_pooled_pieces_are_the_whole(half_life: float | None) -> None:
+@pytest.mark.parametrize("apart", [1, 5])
+def test_pooled_pieces_are_the_whole(apart: int, half_life: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if apart > 1:  # as with many long series: then a row may end no window
+        monkeypatch.setattr("plmu.timeseries.learning_pooled.FITTED", Limits(16, 16, 64))
+    horizon = 12
     data = [course(ROWS + LATER - 30 * seed, seed=seed) for seed in range(4)]
     whole, pieces = (
-        plmu.Forecaster(horizon=6, pooled=True, half_life=half_life).fit([rows[:-LATER] for rows in data])
+        plmu.Forecaster(horizon=horizon, pooled=True, half_life=half_life).fit([rows[:-LATER] for rows in data])
         for _ in range(2)
     )
     whole.partial_fit([rows[-LATER:] for rows in data])
-    for first in range(0, LATER, 5):
-        pieces.partial_fit([rows[len(rows) - LATER + first :][:5] for rows in data])
+    for first, count in [*((row, 1) for row in range(10)), *((row, 5) for row in range(10, LATER, 5))]:
+        pieces.partial_fit([rows[len(rows) - LATER + first :][:count] for rows in data])
     assert member_sums(whole)
+    learned = whole._learning().sums
+    assert isinstance(learned, PooledSums)
+    assert {place.apart for place in learned.places.values()} == {apart}
     for number, sums in member_sums(whole).items():
         assert_close(member_sums(pieces)[number], sums)
     for a, b in zip(pieces.predict(), whole.predict(), strict=True):

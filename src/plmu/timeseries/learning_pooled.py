@@ -156,7 +156,7 @@ class PooledSums:
     def learned(self, series: Sequence[Grown], forgetting: Forgetting) -> Self:
         """The sums with the windows whose horizons end in the new rows."""
         maps = {number: part.learned(series, forgetting) for number, part in self.maps.items()}
-        if not self.members:
+        if not self.members or not series:
             return replace(self, maps=maps)
         members, places = dict(self.members), dict(self.places)
         pieces, taken, ends = [], [], []
@@ -170,6 +170,8 @@ class PooledSums:
             taken.append(torch.full((len(steps),), number))
             ends.append(steps + 1 - piece.start)
         where = Places(torch.cat(taken), torch.cat(ends))
+        if not len(where.series):
+            return replace(self, maps=maps, places=places)
         for rows in torch.arange(len(where.series)).split(BLOCK):
             block = Places(where.series[rows], where.ends[rows])
             last = torch.tensor([piece.start for piece in pieces])[block.series] + block.ends - 1 + self.model.horizon
