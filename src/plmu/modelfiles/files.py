@@ -33,6 +33,7 @@ FORMAT = 1
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _PRECISIONS = tuple(_NAMES.values())
 _WEIGHTS_ONLY = "use save(model, path, weights_only=True), and load_into(model, path) to read it back"
+ATTACHED = ".attached."  # tensors beside those of a model; no name in a state_dict begins with a dot
 Shapes = dict[str, tuple[tuple[int, ...], str]]  # shapes of tensors, and their types in safetensors' words, by name
 
 
@@ -51,6 +52,43 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool =
     Raises:
         ValueError: `load` could not rebuild this model, or would build another one.
     """
+    _save(model, path, weights_only=weights_only)
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What a model's file holds beside the model, which `load` does not read."""
+
+    content: Any  # as JSON
+    tensors: dict[str, Tensor]
+
+
+def save_attached(model: nn.Module, path: str | os.PathLike[str], attachment: Attachment) -> None:
+    """`save` a model with an attachment."""
+    _save(model, path, attachment)
+
+
+def load_attached(path: str | os.PathLike[str]) -> tuple[nn.Module, Attachment | None]:
+    """The model that `save_attached` wrote, and what is attached; None if nothing is.
+
+    Raises:
+        FileFormatError: as `load`.
+    """
+    model = load(path)
+    with reading(path, ("model",)) as file:
+        if "attached" not in file.description:
+            return model, None
+        names = [name for name in file.shapes if name.startswith(ATTACHED)]
+        tensors = {name.removeprefix(ATTACHED): value for name, value in file.tensors(names, "cpu").items()}
+        return model, Attachment(file.description["attached"], tensors)
+
+
+def _save(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    attachment: Attachment | None = None,
+    weights_only: bool = False,
+) -> None:
     if not isinstance(model, nn.Module):
         hint = ": pass the model itself, not its state_dict()" if isinstance(model, dict) else ""
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}{hint}")
@@ -75,6 +113,9 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool =
         frozen = [name for name, value in tensors.items() if not value.requires_grad and name not in buffers]
         description["frozen"] = frozen
         tensors |= systems
+    if attachment is not None:
+        description["attached"] = attachment.content
+        tensors |= {ATTACHED + name: value for name, value in attachment.tensors.items()}
     write(path, tensors, description)
 
 
@@ -212,7 +253,7 @@ class Contents:
 
     def _places(self) -> dict[str, str]:
         """For each tensor of the model, the name under which the file has it."""
-        return {**{name: name for name in self.shapes if not name.startswith(SYSTEMS)}, **self.tied()}
+        return {**{name: name for name in self.shapes if not name.startswith((SYSTEMS, ATTACHED))}, **self.tied()}
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from plmu.timeseries.effects import Effect, best_effect, effects_of
 from plmu.timeseries.predictions import ForecastModel, with_options
 from plmu.timeseries.ridge import ALPHAS, PULLS, ScaledSeries, best_ridge
 from plmu.timeseries.season import calendar_patterns, pattern
-from plmu.timeseries.series import Numbers
+from plmu.timeseries.series import Numbers, Piece
 from plmu.timeseries.split import SCORED, Settings, Split, first_rows, order_of
 
 _AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
@@ -187,6 +187,38 @@ def standard_deviation(rows: Numbers) -> Numbers:
     return deviation
 
 
+def units_of(
+    pieces: Sequence[Piece], validation_rows: Sequence[int]
+) -> tuple[tuple[Numbers, Numbers], dict[str, tuple[Numbers, Numbers]]]:
+    """The mean and the standard deviation (channels,) of all rows before the validation rows; and those by which each
+    series is scaled, by its name: of several series their own."""
+    past = [piece.values[: len(piece) - rows] for piece, rows in zip(pieces, validation_rows, strict=True)]
+    together = np.concatenate(past)
+    whole = together.mean(axis=0), standard_deviation(together)
+    places_of: dict[str, list[int]] = {}
+    for place, piece in enumerate(pieces):
+        places_of.setdefault(piece.name, []).append(place)
+    if len(places_of) == 1:
+        return whole, {pieces[0].name: whole}
+    sizes = {}
+    for name, places in places_of.items():
+        rows = np.concatenate([past[place] for place in places])
+        if len(rows) < 2:  # all rows of this series are validation rows
+            rows = np.concatenate([pieces[place].values for place in places])
+        sizes[name] = (rows.mean(axis=0), standard_deviation(rows))
+    return whole, sizes
+
+
+def fitted_pieces(split: Split) -> tuple[list[Piece], list[int]]:
+    """The rows of each piece before the test rows, if there are any, and how many of them are validation rows."""
+    parts = [
+        (piece.until(end), rows)
+        for piece, (_, end), rows in zip(split.data.pieces, split.cuts, split.validation_rows, strict=True)
+        if end > 0
+    ]
+    return [piece for piece, _ in parts], [rows for _, rows in parts]
+
+
 def fit(split: Split, options: Options) -> tuple[Chosen, Numbers, Numbers]:
     """Fit to the rows before the test rows, with forecasts of at least 0 where the options say so. Several series are
     each scaled by a standard deviation of their own.
@@ -213,31 +245,13 @@ def _fit(split: Split, options: Options) -> tuple[Chosen, Numbers, Numbers]:
         What was chosen; and the mean and the standard deviation of each channel before the validation rows.
     """
     settings = split.settings
-    parts = [
-        (piece.until(end), rows)
-        for piece, (_, end), rows in zip(split.data.pieces, split.cuts, split.validation_rows, strict=True)
-        if end > 0
-    ]
-    pieces, validation_rows = [piece for piece, _ in parts], [rows for _, rows in parts]
+    pieces, validation_rows = fitted_pieces(split)
     channels = pieces[0].values.shape[1]
-    past = [piece.values[: len(piece) - rows] for piece, rows in parts]
-    together = np.concatenate(past)
-    mean, scale = together.mean(axis=0), standard_deviation(together)
-    unit, means, scales = scale, [mean] * len(pieces), [scale] * len(pieces)
     names = [piece.name for piece in pieces]
     relative = len(set(names)) > 1
-    if relative:
-        places_of: dict[str, list[int]] = {}
-        for place, name in enumerate(names):
-            places_of.setdefault(name, []).append(place)
-        sizes = {}
-        for name, places in places_of.items():
-            rows = np.concatenate([past[place] for place in places])
-            if len(rows) < 2:  # all rows of this series are validation rows
-                rows = np.concatenate([pieces[place].values for place in places])
-            sizes[name] = (rows.mean(axis=0), standard_deviation(rows))
-        means, scales = [sizes[name][0] for name in names], [sizes[name][1] for name in names]
-        unit = np.max(scales, axis=0)
+    (mean, scale), sizes = units_of(pieces, validation_rows)
+    means, scales = [sizes[name][0] for name in names], [sizes[name][1] for name in names]
+    unit = np.max(scales, axis=0)
     scaled = [
         torch.tensor(((piece.values - level) / size).T, dtype=torch.float32)
         for piece, level, size in zip(pieces, means, scales, strict=True)

@@ -8,22 +8,22 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from plmu.nn import DelayLayer, Sequential
 from plmu.timeseries import labelled_files, threshold_features
-from plmu.timeseries.base import Estimator
 from plmu.timeseries.classification_report import ClassificationReport
 from plmu.timeseries.frames import Array, is_table, series_of
 from plmu.timeseries.labelled import LabelledConfig, LabelledData, by_number, checked_labels, classes_of
 from plmu.timeseries.labelled_columns import Format
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.ridge_classes import Readout, leave_one_out
+from plmu.timeseries.saved_classes import SavableClassifier
 
 _MAX_COMPARED = 300  # training series by which the normalisation is chosen
 
 
-class SequenceClassifier(Estimator):
+class SequenceClassifier(SavableClassifier):
     """Classifies series of equal or unequal length, with one or many channels, fitted in closed form in seconds.
 
     The signal and its differences go into Delay Networks with windows from 9 steps up to the length of the series.
@@ -52,9 +52,10 @@ class SequenceClassifier(Estimator):
             among these by the smallest leave-one-out error: see `normalize_`.
         alphas: candidates for the strength of the ridge regression's penalty.
         random_state: seed of the projections.
+        half_life: the number of later examples after which one counts half as much in the readout, so that it follows
+            a drift; by default all count alike.
     """
 
-    model_: Sequential
     _renamed: ClassVar = {"strengths": "alphas", "strength_": "alpha_"}
 
     def __init__(
@@ -67,6 +68,7 @@ class SequenceClassifier(Estimator):
         normalize: Any = "auto",
         alphas: Any = None,
         random_state: int = 0,
+        half_life: float | None = None,
     ) -> None:
         self.order = order
         self.windows = windows
@@ -75,6 +77,7 @@ class SequenceClassifier(Estimator):
         self.normalize = normalize
         self.alphas = alphas
         self.random_state = random_state
+        self.half_life = half_life
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to labelled series.
@@ -92,7 +95,10 @@ class SequenceClassifier(Estimator):
             DataError: the file cannot be read.
         """
         self._check_parameters()
-        arrays, labels = self._training_data(X, y)
+        return self._fit(*self._training_data(X, y))
+
+    def _fit(self, arrays: list[Array], labels: NDArray[np.int64]) -> Self:
+        """Fit to series (time, channels) whose classes have these places in `classes_`."""
         self.class_count_ = np.bincount(labels)
         self.n_channels_ = arrays[0].shape[1]
         target = torch.tensor(labels)
@@ -102,11 +108,8 @@ class SequenceClassifier(Estimator):
         front, features = self._features(arrays, self.normalize_) if fitted is None else fitted
         readout = self._readout(features, target)
         self.alpha_, self.loo_accuracy_ = readout.alpha, readout.accuracy
-        linear = nn.Linear(readout.weight.shape[1], len(self.classes_), device="meta").to_empty(device="cpu")
-        with torch.no_grad():
-            linear.weight.copy_(readout.weight)
-            linear.bias.copy_(readout.bias)
-        self.model_ = Sequential(*front, linear).requires_grad_(False).eval()
+        self._read_out(front, readout.weight, readout.bias)
+        self._begin(arrays, labels, readout.sharpness)
         return self
 
     def _check_parameters(self) -> None:
@@ -122,6 +125,8 @@ class SequenceClassifier(Estimator):
                 raise ValueError(f"{name} must be None or a list of numbers above 0, got {value!r}")
         if not isinstance(self.random_state, int | np.integer):
             raise ValueError(f"random_state must be an integer, got {self.random_state!r}")
+        if self.half_life is not None and not _are_positive([self.half_life]):
+            raise ValueError(f"half_life must be None or a positive number of examples, got {self.half_life!r}")
 
     def _training_data(self, X: Any, y: Any) -> tuple[list[Array], NDArray[np.int64]]:
         """Series (time, channels), and the index of the class of each."""
@@ -327,14 +332,7 @@ class SequenceClassifier(Estimator):
         self._check_fitted()
         X = self.read(X) if isinstance(X, str | Path) else X
         arrays = series_of(X.series if isinstance(X, LabelledData) else X)
-        if arrays[0].shape[1] != self.n_channels_:
-            raise ValueError(
-                f"X has {arrays[0].shape[1]} channels, but {type(self).__name__} was fitted to {self.n_channels_}"
-            )
-        features = vars(self).get("n_features_in_")
-        if features is not None and not isinstance(X, LabelledData) and is_table(X) and len(arrays[0]) != features:
-            raise ValueError(f"X has {len(arrays[0])} features, but {type(self).__name__} is expecting {features}"
-                             " features as input: give series of another length as a list of arrays")  # fmt: skip
+        self._check_series(X, arrays)
         return threshold_features.padded(arrays, self.normalize_)
 
     def summary(self) -> str:
@@ -348,7 +346,7 @@ class SequenceClassifier(Estimator):
         }
         return (
             f"model: order {self.order} over windows of {windows} steps; {kind[self.normalize_]};"
-            f" leave-one-out accuracy {100 * self.loo_accuracy_:.1f} %"
+            f" leave-one-out accuracy {100 * self.loo_accuracy_:.1f} %{self._since_fit()}"
         )
 
     def _windows(self, longest: int) -> list[float]:

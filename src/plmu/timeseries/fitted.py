@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -32,7 +32,10 @@ from plmu.timeseries.frames import (
     with_future,
 )
 from plmu.timeseries.intervals import Intervals, Unseen, unseen_errors
+from plmu.timeseries.learning import Grown
+from plmu.timeseries.learning_pooled import Key
 from plmu.timeseries.long_frames import LongFrame, library_of
+from plmu.timeseries.partial import Learning, grown, grown_split, last_pieces, tables_of, test_rows
 from plmu.timeseries.predictions import Ahead, ForecastModel, forecast, found_start
 from plmu.timeseries.public_holidays import country_of, with_holidays
 from plmu.timeseries.scores import (
@@ -78,11 +81,19 @@ class Fitted:
     tables: list[SeriesTable] | None = None  # arrays and wide frames as they were given
     several: bool = False  # whether as a list
     validation_rows: Sequence[int] | None = None  # of each, if they were given
+    learning: Learning | None = None  # of all rows, once there were some after those of the fit
+    tails: bool = False  # whether the series are the last rows alone
+    started: Learning | None = None  # of the rows of the fit, once it was asked for
 
     def series(self, method: str) -> Split:
         """Those of the fit, which this method needs."""
         if self.split is None:
             raise ValueError(f"{method} needs the series of fit, and this estimator is of a run's folder")
+        if self.tails and method not in ("predict", "stream", "partial_fit"):
+            raise ValueError(
+                f"{method} needs the rows that were learned: this estimator was loaded, and has the last rows of each"
+                " series alone"
+            )
         return self.split
 
     def short(self, pieces: Sequence[Piece]) -> int:
@@ -144,7 +155,7 @@ class Fitted:
         self, pieces: Sequence[Piece], placed: bool, horizon: int, intervals: StoredIntervals | None = None
     ) -> Ahead:
         """The first `horizon` steps after each piece, for these intervals; later covariates are not read."""
-        unit = intervals or self.stored or Intervals.of(self.series("predict"), (), self.model)
+        unit = intervals or self.stored or self._unit
         return forecast(self.model, unit, [piece.ahead(horizon) for piece in pieces], placed).until(horizon)
 
     def checked_horizon(self, horizon: int | None) -> int:
@@ -166,12 +177,26 @@ class Fitted:
         if self.stored is not None:
             whole = self.stored.only(levels)
         else:
-            unit, unseen = self._errors
-            whole = replace(unit, levels=tuple(sorted(levels))).fitted(*unseen)
+            if self.learning is None:
+                unit, unseen = self.errors
+                errors, share = unseen.errors, unseen.share
+            else:
+                unit = self.learning.calibration.unit
+                if not len(self.learning.calibration.errors):
+                    raise ValueError("prediction intervals need rows that were learned, and there are none yet")
+                errors, share = self.learning.calibration.unseen(self.learning.forgetting)
+            whole = replace(unit, levels=tuple(sorted(levels))).fitted(errors, share)
         return whole.until(horizon)
 
+    @property
+    def _unit(self) -> StoredIntervals:
+        """Says what intervals are relative to."""
+        if self.learning is not None:
+            return self.learning.calibration.unit
+        return Intervals.of(self.series("predict"), (), self.model)
+
     @cached_property
-    def _errors(self) -> tuple[Intervals, Unseen]:
+    def errors(self) -> tuple[Intervals, Unseen]:
         """Errors on rows that the model has not seen, and their unit."""
         split, method = self.series("level"), model_method(self.unrefitted)
         unit = Intervals.of(split, (), self.unrefitted).scaled(split, method)
@@ -235,20 +260,67 @@ class Fitted:
         scores = score(methods, split, origins, windows=None if X is None else windows, units=units)
         return scores, variance(windows, origins, split, mean)
 
-    def read(self, X: Any, start: int | None = None, future: Any = None, whole: bool = False) -> Input:
-        """The series to forecast, of each its last piece, or if `whole` all pieces; without X those of the fit."""
+    def learned(self, X: Any, learning: Learning) -> Fitted:
+        """With the rows of X, which follow those that were learned.
+
+        Args:
+            X: as in `Forecaster.partial_fit`.
+            learning: of the rows so far, those of test included.
+        """
+        split = self.series("partial_fit")
+        inputs = self.read(X, whole=True, after=last_pieces(split.data.pieces))
+        pieces, series = grown(split.data.pieces, inputs.pieces, learning.reach(split))
+        learning = self._learned(learning, series)
+        split = grown_split(split, pieces)
+        tables = self.tables
+        if tables is None:
+            split.data.frame = _joined_frames(split.data.frame, inputs.frame)
+        else:
+            new_tables = as_list(X, "X", self.covariates)[len(tables) :]
+            tables = tables_of([*tables, *new_tables], pieces, self.settings.clock)
+        return self.with_learning(learning, split=split, tables=tables, validation_rows=None)
+
+    def with_test_rows(self, learning: Learning) -> Learning:
+        """With the rows that were not fitted, if there are any."""
+        rows = test_rows(self.series("partial_fit"))
+        return self._learned(learning, rows) if rows else learning
+
+    def _learned(self, learning: Learning, series: Sequence[Grown]) -> Learning:
+        """With new rows. Unless channels of at least 0 were given, one is no longer bounded once it is below 0."""
+        learning = learning.learned(series, self.model, self.series("partial_fit"))
+        if self.options.nonnegative is not None:
+            return learning
+        return learning.bounded([channel for channel in learning.model.nonnegative
+                                 if all((each.piece.values[:, channel] >= 0).all() for each in series)])  # fmt: skip
+
+    def with_learning(self, learning: Learning, **changes: Any) -> Fitted:
+        """With the model that was learned."""
+        return replace(self, model=learning.solved(), learning=learning, started=None, **changes)
+
+    def read(
+        self,
+        X: Any,
+        start: int | None = None,
+        future: Any = None,
+        whole: bool = False,
+        after: Mapping[Key, Piece] | None = None,
+    ) -> Input:
+        """The series to forecast, of each its last piece, or if `whole` all pieces; without X those of the fit. Where
+        they follow earlier rows, `after` has the last piece of each."""
         settings = self.settings
         if future is not None and not settings.covariates:
             raise ValueError("future is for covariates: give their columns as Forecaster(covariates=...)")
         source = self._source(X)
         if source is not None or (X is None and self.tables is None):
-            data = self._file_data(source, future)
+            data = self._file_data(source, future, after)
             if data.columns.read != (*settings.values, *settings.covariates):
                 raise ValueError(f"X must have the columns {', '.join((*settings.values, *settings.covariates))}")
             placed = X is None or start is not None or data.clock.kind != "rows"
             return Input(_chosen(data.pieces, start, whole), None, placed, frame=data.frame)
         tables = self.tables if X is None else as_list(X, "X", self.covariates)
         assert tables is not None
+        if not tables:
+            raise ValueError("X must be given: there are no rows yet")
         several = self.several if X is None else is_list_of_series(X)
         for table in tables:
             self._check_channels(table)
@@ -261,10 +333,18 @@ class Fitted:
             return Input(_chosen(self.series("predict").data.pieces), forms, True, several)
         columns, clock = settings.like
         data = SeriesData(columns, clock, [], other=True)
+        names: dict[int, str] = {}
+        if after is not None:
+            data.after = {str(source): piece for (_, source), piece in after.items()}
+            names = {source: name for name, source in after}
+            if len(tables) < len(names):
+                raise ValueError(f"X must have the {len(names)} series that were learned, in their order, got"
+                                 f" {len(tables)}")  # fmt: skip
         config = None if self.split is None else self.split.data.config  # of a file that was fitted
         config = None if config is None else replace(config, file=Path("X"))
         for place, table in enumerate(tables):
-            data.pieces += table.pieces(place, data, f"X[{place}]" if several else "X", config)
+            new = table.pieces(place, data, f"X[{place}]" if several else "X", config)
+            data.pieces += [replace(piece, name=names.get(place, piece.name)) for piece in new]
         pieces = _chosen(data.pieces, start, whole)
         if X is None:
             pairs = zip(pieces, _chosen(self.series("predict").data.pieces), strict=True)
@@ -291,9 +371,15 @@ class Fitted:
             raise ValueError(f"X: {_WITHOUT_ZONE}")
         return frame
 
-    def _file_data(self, source: Path | SeriesData | LongFrame | None, future: Any) -> SeriesData:
+    def _file_data(
+        self,
+        source: Path | SeriesData | LongFrame | None,
+        future: Any,
+        after: Mapping[Key, Piece] | None = None,
+    ) -> SeriesData:
         """The series of a file or a frame in long format, or of the fit, on the clock of the fit."""
-        if isinstance(source, SeriesData) and source.clock == self.settings.clock and future is None:
+        as_it_is = future is None and after is None
+        if isinstance(source, SeriesData) and source.clock == self.settings.clock and as_it_is:
             country = country_of(self.settings.covariates)
             if country in (None, country_of(source.columns.covariates)):
                 return source
@@ -312,7 +398,8 @@ class Fitted:
         if future is not None:
             names = (self.settings.id, self.settings.time)
             future = Path(future) if library_of(future) is None else LongFrame.of(future, names)
-        data = series.load(config, self.settings.like, future, frame)
+        before = None if after is None else {name: piece for (name, _), piece in after.items()}
+        data = series.load(config, self.settings.like, future, frame, after=before)
         for note in data.notes if source is not None else ():
             _log.info(note)
         return data
@@ -332,7 +419,7 @@ class Fitted:
         clock = self.settings.clock
         if table.times is None or clock.kind == "rows":
             return
-        zoned = self.tables[0].form.zoned if self.tables is not None else clock.zone is not None
+        zoned = self.tables[0].form.zoned if self.tables else clock.zone is not None
         if table.form.zoned and not zoned:
             raise ValueError(f"X: {NO_ZONE}")
         if zoned and not table.form.zoned and self.tables is not None:
@@ -346,6 +433,11 @@ class Fitted:
             raise ValueError(
                 f"X has {features} features, but Forecaster is expecting {expected} features as input{hint}"
             )
+
+
+def _joined_frames(frame: LongFrame | None, other: LongFrame | None) -> LongFrame | None:
+    """A frame in long format with the names of series of both; None where they are not of the same library."""
+    return None if frame is None or other is None else frame.joined(other)
 
 
 def _chosen(pieces: Sequence[Piece], start: int | None = None, whole: bool = False) -> list[Piece]:

@@ -239,7 +239,8 @@ class ForecastTask(Task):
             return intervals
         method = model_method(model)
         folds = self.fitted.fitted_.folds if closed is not None else None
-        return intervals.fitted(*unseen_errors(self.split, method, folds, intervals))
+        unseen = unseen_errors(self.split, method, folds, intervals)
+        return intervals.fitted(unseen.errors, unseen.share)
 
     def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """Errors over the windows of a split: on the test rows beside those of the baselines, on the validation rows

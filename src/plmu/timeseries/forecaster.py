@@ -14,18 +14,19 @@ import torch
 
 from plmu.errors import DataError
 from plmu.runtime.stream import Stream
-from plmu.timeseries.base import Estimator
 from plmu.timeseries.choosing import fit
 from plmu.timeseries.comparing import Options
 from plmu.timeseries.cross_validation import Tested, before, last_pieces, tested_table
 from plmu.timeseries.fitted import Fitted
 from plmu.timeseries.frames import as_list, is_list_of_series
 from plmu.timeseries.long_frames import is_long, library_of
+from plmu.timeseries.partial import steps_of
 from plmu.timeseries.predictions import ForecastModel, at_phase, level_of, stream_after
 from plmu.timeseries.public_holidays import column_of, country_of, with_holidays
 from plmu.timeseries.season import CALENDARS
 from plmu.timeseries.series import SeriesConfig, SeriesData, read_series
 from plmu.timeseries.split import Settings, Split, Wanted
+from plmu.timeseries.updatable import UpdatableForecaster
 
 _log = logging.getLogger("plmu")
 
@@ -33,7 +34,7 @@ _log = logging.getLogger("plmu")
 _OF_LOOKBACK = ("lookback", "order", "theta", "individual", "alpha")  # options of a LookbackForecast
 
 
-class Forecaster(Estimator):
+class Forecaster(UpdatableForecaster):
     """Forecasts the next `horizon` steps of each channel, fitted in closed form in seconds.
 
     The Delay Network's final state over the last `lookback` values is read out by ridge regression (see
@@ -50,6 +51,7 @@ class Forecaster(Estimator):
     >>> forecaster.predict(later)  # the steps after other rows
     >>> plmu.Forecaster(horizon=12).fit(sales).predict()  # a frame with a row for each time of each series
     >>> forecaster.cross_validation(windows=3)  # forecasts from earlier rows beside what was measured
+    >>> forecaster.partial_fit(tomorrow)  # learns new rows, without another fit
     >>> plmu.save(forecaster.model, "load.plmu")
 
     Covariates are columns that are known ahead, such as a holiday, a planned price or a weather forecast. They are not
@@ -84,6 +86,9 @@ class Forecaster(Estimator):
             `covariates`. By default it is tried, and used where its error on the validation rows is smaller.
         nonnegative: whether forecasts and intervals are at least 0; by default those of channels without a value below
             0 in the rows of `fit`, such as counts.
+        half_life: the age at which rows count half as much in the readout, so that it follows a drift: a number of
+            rows, or with time stamps a length of time such as "12h", "7d" or "3mo". By default all rows count alike.
+            What is chosen is chosen by rows that count alike.
 
     Attributes:
         validation_: the options that were chosen, and the errors by which: "model" is "pooled" or "look-back", and
@@ -116,6 +121,7 @@ class Forecaster(Estimator):
         pooled: bool | None = None,
         nonnegative: bool | None = None,
         holidays: str | None = None,
+        half_life: float | str | None = None,
     ) -> None:
         self.horizon = horizon
         self.lookback = lookback
@@ -133,6 +139,7 @@ class Forecaster(Estimator):
         self.pooled = pooled
         self.nonnegative = nonnegative
         self.holidays = holidays
+        self.half_life = half_life
 
     @property
     def model(self) -> ForecastModel:
@@ -249,6 +256,7 @@ class Forecaster(Estimator):
         Returns:
             This estimator.
         """
+        steps_of(self.half_life, split.data.clock)
         chosen, self.mean_, self.scale_ = fit(split, self._options())
         self.model_, self.validation_ = chosen.model, chosen.summary
         self._fitted = Fitted(
@@ -261,6 +269,8 @@ class Forecaster(Estimator):
             without_covariates=chosen.without_covariates,
         )
         self.n_features_in_ = len(split.settings.values) + len(split.settings.covariates)
+        if self.half_life is not None:
+            self._take(self._fitted.with_learning(self._learning()))
         return self
 
     def predict(
@@ -438,12 +448,14 @@ class Forecaster(Estimator):
     def _fitted_to(self, data: SeriesData) -> Fitted:
         """An estimator with the same arguments, fitted to all rows of these series."""
         other = type(self)(**{**self.get_params(), "test": 0.0})
+        return other.fit_split(other._split_of(self._fitted, data)).fitted_
+
+    def _split_of(self, fitted: Fitted, data: SeriesData) -> Split:
+        """The split of rows of the series that another estimator was fitted to."""
         if data.config is not None:
-            return other.fit_split(other.split(data)).fitted_
-        tables = self._fitted.tables
-        assert tables is not None
-        split = Split.of_each(data, len(tables), other._wanted(), self._fitted.validation_rows)
-        return other.fit_split(split).fitted_
+            return self.split(data)
+        assert fitted.tables is not None
+        return Split.of_each(data, len(fitted.tables), self._wanted(), fitted.validation_rows)
 
     def plot(self, path: str | Path, level: float | Sequence[float] = (80, 95)) -> None:
         """Draw forecasts of the last rows with their intervals on what was measured: of the test rows, or without
@@ -561,6 +573,7 @@ class Forecaster(Estimator):
             raise ValueError(f"calendar must be 'day', 'weekday', 'week' or 'none', got {self.calendar!r}")
         if not (math.isfinite(self.validation) and self.validation >= 0):
             raise ValueError(f"validation must be a share or a number of rows, at least 0, got {self.validation!r}")
+        steps_of(self.half_life, None)
         if not 0 <= self.test < 1:
             raise ValueError(f"test must be a share, at least 0 and below 1, got {self.test!r}")
 

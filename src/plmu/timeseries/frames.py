@@ -90,8 +90,9 @@ class SeriesTable:
             config: how gaps are treated; by default as in files.
         """
         if data.clock.kind == "rows" or self.times is None:
-            measured = np.broadcast_to(np.True_, self.values.shape)
-            return [Piece(str(place), 0, self.values, measured, covariates=self.covariates, source=place)]
+            measured, before = np.broadcast_to(np.True_, self.values.shape), data.after.get(str(place))
+            start = 0 if before is None else before.last + 1
+            return [Piece(str(place), start, self.values, measured, covariates=self.covariates, source=place)]
         values = self.values
         if self.covariates is not None:  # rows ahead have covariates alone
             ahead = np.full((len(self.covariates) - len(values), values.shape[1]), np.nan)

@@ -208,6 +208,7 @@ class Unseen(NamedTuple):
 
     errors: Tensor  # (windows, channels, horizon), in units of the spread, NaN where a gap was filled
     share: Tensor  # (windows,): how much each counts
+    origins: Tensor  # (windows,), in the rows of the split
 
 
 def unseen_errors(
@@ -236,8 +237,8 @@ def unseen_errors(
         forecasts.append((naive, split.origins("train", limit)))
     unit = unit or Intervals.of(split, ())
     errors = errors_of(unit, forecasts, split.windows, split.length, split.horizon, split.data.processes)
-    share = _shares(split, torch.cat([origins for _, origins in forecasts]))
-    return Unseen(errors if _several(split) else without_repeats(errors), share)
+    origins = torch.cat([origins for _, origins in forecasts])
+    return Unseen(errors if _several(split) else without_repeats(errors), _shares(split, origins), origins)
 
 
 def without_repeats(errors: Tensor) -> Tensor:

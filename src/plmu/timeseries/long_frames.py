@@ -75,6 +75,20 @@ class LongFrame:
         _, first = np.unique(codes, return_index=True)
         return replace(self, rows=dict(zip(labels, first.tolist(), strict=True)))
 
+    def joined(self, other: LongFrame) -> LongFrame | None:
+        """The first rows of the series of both frames; None where they are not of the same library."""
+        if self.library != other.library:
+            return None
+        new = {name: row for name, row in other.rows.items() if name not in self.rows}
+        names = [column for column in self.frame.columns if column in other.frame.columns]
+        module, parts = import_module(self.library), []
+        for frame, places in ((self.frame[names], self.rows), (other.frame[names], new)):
+            rows = np.array([*places.values()], dtype=np.int64)
+            parts.append(frame.iloc[rows] if self.library == "pandas" else frame[rows])
+        options = {"ignore_index": True} if self.library == "pandas" else {"how": "vertical_relaxed"}
+        together = module.concat(parts, **options) if new else parts[0]
+        return LongFrame(together, self.library, {name: row for row, name in enumerate([*self.rows, *new])})
+
     @property
     def columns(self) -> dict[str, Any]:
         """Its columns by name."""

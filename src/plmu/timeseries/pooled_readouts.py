@@ -77,16 +77,26 @@ def _fit(
     for number in range(1 + rounds if has_windows else 0):
         sums = Sums(features, len(bases) * horizon)
         for block in rows.split(BLOCK):
-            x, y, unit = _regression(member, windows, block, bases)
+            x, y, unit = regression(member, windows, block, bases)
             wrong = (y - x @ solved[0])[:, :horizon].abs().mean(1, keepdim=True) if number else (1 - _SOFT) * unit
-            sums.add(x, y, windows.share[block] * (1 + _SCALED / unit) / (wrong + _SOFT * unit))
+            sums.add(x, y, windows.share[block] * row_weights(wrong, unit))
         sums.total(windows.processes)
         solved = sums.solve(alphas if number == rounds else alphas[len(alphas) // 2 :][:1]).to(solved.dtype)
     weights: Tensor = solved.unflatten(2, (len(bases), horizon)).movedim(2, 0)
     return weights
 
 
-def _regression(
+def row_weights(wrong: Tensor, unit: Tensor) -> Tensor:
+    """Weights (rows, 1) by which squared errors come near absolute ones, in units of the series and of the level.
+
+    Args:
+        wrong: the mean absolute error of an earlier readout, (rows, 1).
+        unit: of the series, in levels, (rows, 1).
+    """
+    return (1 + _SCALED / unit) / (wrong + _SOFT * unit)
+
+
+def regression(
     member: PooledMember, windows: Windows, rows: Tensor, bases: Sequence[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features (rows, features), targets (rows, bases · horizon), and the unit of the series (rows, 1), in levels."""

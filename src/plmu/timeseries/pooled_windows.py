@@ -229,12 +229,22 @@ def fitting_windows(
     panel: Panel, candidates: Candidates, horizon: int, limits: Limits, processes: Processes = ALONE
 ) -> Windows:
     """The latest windows of each series that have a horizon after them."""
-    most = max(1, min(limits.most, _VALUES // (candidates.longest + horizon)))
-    stride = max(1, horizon // 4)
-    while any(math.gcd(stride, season) > 1 for season in candidates.seasons if stride > 1):
-        stride += 1
-    places = latest_places(panel.lengths, horizon, limits._replace(most=most), stride)
+    places = fitting_places(panel.lengths, candidates.longest, candidates.seasons, horizon, limits)
     return Windows.of(panel, places, candidates, horizon, processes)
+
+
+def fitting_places(lengths: Tensor, longest: int, seasons: Sequence[int], horizon: int, limits: Limits) -> Places:
+    """Where the latest windows are of series of these lengths, for members of at most this look-back."""
+    most = max(1, min(limits.most, _VALUES // (longest + horizon)))
+    return latest_places(lengths, horizon, limits._replace(most=most), fitting_stride(seasons, horizon))
+
+
+def fitting_stride(seasons: Sequence[int], horizon: int) -> int:
+    """How far apart windows are where there are enough, at all phases of these seasons."""
+    stride = max(1, horizon // 4)
+    while any(math.gcd(stride, season) > 1 for season in seasons if stride > 1):
+        stride += 1
+    return stride
 
 
 def latest_places(lengths: Tensor, horizon: int, limits: Limits, stride: int) -> Places:

@@ -163,6 +163,12 @@ def solve(train: Sums, alpha: float, pull: float, shared: Tensor | None = None) 
     return shared, shared + difference
 
 
+def feature_scale(gram: Tensor) -> Tensor:
+    """The root mean square of each feature (order,), 1 for those that are 0; of means (readouts, order, order)."""
+    scale = gram.diagonal(dim1=1, dim2=2).mean(0).sqrt()
+    return torch.where(scale > 0, scale, 1.0)
+
+
 def best_ridge(
     train: Sums,
     valid: Sums | None,
@@ -171,8 +177,7 @@ def best_ridge(
 ) -> Ridge:
     """The readout with the smallest error on validation data; without such data, the shared one of the median alpha.
     Alpha is chosen for the shared readout, then the pull of the channels' readouts with this alpha."""
-    scale = train.gram.diagonal(dim1=1, dim2=2).mean(0).sqrt()
-    scale = torch.where(scale > 0, scale, 1.0)
+    scale = feature_scale(train.gram)
     train = train.scaled(scale)
     if valid is None:
         alpha = sorted(alphas)[len(alphas) // 2]

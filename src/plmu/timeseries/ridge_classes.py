@@ -25,6 +25,7 @@ class Readout:
     alpha: float
     accuracy: float
     error: float  # the smallest mean square
+    sharpness: float  # the factor of the scores that makes their softmax a probability
 
 
 def leave_one_out(features: Tensor, labels: Tensor, alphas: Sequence[float], scales: Tensor) -> Readout:
@@ -59,7 +60,7 @@ def leave_one_out(features: Tensor, labels: Tensor, alphas: Sequence[float], sca
     weight = solution.double().mT * sharp
     bias = centre * sharp - weight @ mean.double()
     accuracy = float((scores.argmax(1) == labels[sample]).double().mean())
-    return Readout(weight, bias, alpha, accuracy, error)
+    return Readout(weight, bias, alpha, accuracy, error, sharp)
 
 
 def separating_weights(x: Tensor, labels: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -112,6 +112,12 @@ class Piece:
         covariates = None if self.covariates is None else self.covariates[:end]
         return replace(self, values=self.values[:end], measured=self.measured[:end], covariates=covariates)
 
+    def since(self, first: int) -> Piece:
+        """The piece without its first rows."""
+        covariates = None if self.covariates is None else self.covariates[first:]
+        values, measured = self.values[first:], self.measured[first:]
+        return replace(self, start=self.start + first, values=values, measured=measured, covariates=covariates)
+
     def ahead(self, horizon: int) -> Piece:
         """The piece with covariates for at most `horizon` steps ahead."""
         if self.covariates is None or len(self.covariates) <= len(self) + horizon:
@@ -132,6 +138,7 @@ class SeriesData:
     config: SeriesConfig | None = None  # the file and how it was read; None for arrays and wide frames
     frame: LongFrame | None = None  # that it was read from instead of a file
     processes: Processes = ALONE  # which all have these series, and share the work
+    after: Mapping[str, Piece] = field(default_factory=dict)  # earlier rows of series by name, which these rows follow
 
     @property
     def rows(self) -> int:
@@ -180,6 +187,7 @@ def load(
     frame: LongFrame | None = None,
     processes: Processes = ALONE,
     block: Table | None = None,
+    after: Mapping[str, Piece] | None = None,
 ) -> SeriesData:
     """The series of the configuration's file, or of a frame; of Parquet files with more rows than `config.most_rows`,
     some of them.
@@ -191,6 +199,7 @@ def load(
         frame: read instead of the file, whose name stands for it in messages.
         processes: which read a part of the files each, where there are as many.
         block: read instead of the file: rows of some of its series.
+        after: earlier rows of series by name, which those of the file follow.
 
     Raises:
         DataError: there is no file, or something in it is at fault.
@@ -215,7 +224,7 @@ def load(
         if columns.time is not None and clock.kind != "rows":
             clock = replace(clock, day_first=source.day_first, zone=source.zone)
     data = SeriesData(columns, clock, [], notes, other=like is not None, config=config, processes=processes)
-    data.frame = source.frame
+    data.frame, data.after = source.frame, after or {}
     for series in raw:
         data.pieces += pieces_of(series, config, data)
     if clock.kind != "rows":
@@ -251,32 +260,38 @@ def _clock_of(
 
 
 def pieces_of(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piece]:
-    """A series on the clock, with gaps filled, split at long ones; adds what was changed to `data.counts`.
+    """A series on the clock, with gaps filled, split at long ones; adds what was changed to `data.counts`. Where it
+    follows earlier rows (`data.after`), a gap between them is filled, too.
 
     Raises:
-        ValueError: too many gaps of a data frame are long.
+        ValueError: too many gaps of a data frame are long, or its rows do not follow the earlier ones.
         DataError: times are numbers where the clock has dates, or the reverse; or too many gaps are long.
     """
     last = rows_of(series.values[:, : len(data.columns.values)])  # later rows have covariates alone
     if not last:
         return []
     end = max(last, rows_of(series.values))
+    before = data.after.get(series.name)
     values, offset = series.values[:end], 0.0
     if series.times is None or data.clock.kind == "rows":
-        steps: Steps = np.arange(end)
+        steps: Steps = np.arange(end) + (0 if before is None else before.last + 1)
     else:
         if series.times.dtype.kind != ("f" if data.clock.kind == "numbers" else "M"):
             kinds = ("numbers", "dates") if series.times.dtype.kind == "f" else ("dates", "numbers")
             raise DataError(
                 f"column {data.columns.time!r} of {config.file} has {kinds[0]}, and the model was trained on {kinds[1]}"
             )
-        offset = data.clock.offset(series.times[:last])
+        offset = data.clock.offset(series.times[:last]) if before is None else before.offset
         steps = data.clock.steps(series.times[:end], offset)
+        if before is not None:
+            check_follows(series, before, steps, config, data)
         count = len(steps)
         steps, values = _merged(series.name, steps, values, config, data)
         if len(steps) < count and config.duplicates == "sum":
             sums = values[:, : len(data.columns.values)]
             data.counts["incomplete"] += _blank_incomplete(series.times[:last], steps, sums, data.clock)
+    if before is not None:
+        steps, values = np.append(before.last, steps), np.concatenate([last_row(before), values])
     longest = 0 if config.missing == "split" else config.longest_gap
     breaks = np.flatnonzero(np.diff(steps) > longest + 1) + 1
     if len(breaks) > max(_BROKEN * len(steps), 10) and config.missing != "split":
@@ -292,7 +307,27 @@ def pieces_of(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list
     for rows in np.split(np.arange(len(steps)), breaks) if len(breaks) else [slice(None)]:
         pieces += _filled(series.name, steps[rows], values[rows], config, data)
     data.counts["split"] += len(breaks)
+    if before is not None:
+        pieces = [pieces[0].since(1), *pieces[1:]] if len(pieces[0]) > 1 else pieces[1:]
     return [replace(piece, offset=offset) for piece in pieces]
+
+
+def last_row(piece: Piece) -> Numbers:
+    """The last row with values, and its covariates: (1, columns)."""
+    parts = [piece.values[-1:]]
+    if piece.covariates is not None:
+        parts.append(piece.covariates[len(piece) - 1 : len(piece)])
+    return np.concatenate(parts, axis=1)
+
+
+def check_follows(series: RawSeries, before: Piece, steps: Steps, config: SeriesConfig, data: SeriesData) -> None:
+    """Raise unless the rows of a series are later than these earlier ones."""
+    if steps[0] > before.last:
+        return
+    times = data.clock.times(np.array([steps[0], before.last]), before.offset)
+    of = f"series {series.name!r}" if data.columns.id is not None else str(config.file)
+    fault = f"{of} has a row at {times[0]}, and rows up to {times[1]} were learned: give later rows alone"
+    raise ValueError(fault) if data.config is None else DataError(fault)
 
 
 def _merged(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesData) -> tuple[Steps, Numbers]:

@@ -21,13 +21,14 @@ _DIGITS = 2.0**-14  # least changes of series as they are, relative to their lev
 _GOLDEN = 0.6180339887498949  # its multiples fill the unit interval evenly
 
 
-def padded(arrays: list[Array], normalize: Any) -> tuple[Tensor, Tensor]:
+def padded(arrays: list[Array], normalize: Any, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Series (examples, time, channels), normalised and padded on the right with zeros, and their lengths (examples,).
 
     `normalize` is True, False, or "both": then the normalised channels come first, and the plain ones after them.
     """
     lengths = torch.tensor([len(array) for array in arrays])
-    out = torch.zeros(len(arrays), int(lengths.max()), arrays[0].shape[1] * (2 if normalize == "both" else 1))
+    channels = arrays[0].shape[1] * (2 if normalize == "both" else 1)
+    out = torch.zeros(len(arrays), int(lengths.max()), channels, dtype=dtype)
     for row, array in zip(out, arrays, strict=True):
         values = array
         if normalize:
