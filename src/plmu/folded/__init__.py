@@ -12,11 +12,13 @@ from plmu.folded.blocks import SelectiveMemory, Taps
 from plmu.folded.forecast import CovariateForecast, WindowForecast
 from plmu.folded.functions import Affine, Applied, Carry, Function, Gate, Identity, Lookup, Norm, Scale, Unit
 from plmu.folded.joining import chain
+from plmu.folded.learning import LearningForecast
 from plmu.folded.memory import CoupledMemory, Delay, LinearMemory, ParallelMemory
 from plmu.folded.pooled import PooledForecast
 from plmu.folded.shares import RunningShares
 from plmu.folded.stacks import After, Chain, Filled, Product, Stepped, Sum, WeightedSum
 from plmu.folded.timed import TimedDelay
+from plmu.folded.windowed import Windowed
 
 __all__ = [
     "Affine",
@@ -32,6 +34,7 @@ __all__ = [
     "Function",
     "Gate",
     "Identity",
+    "LearningForecast",
     "LinearMemory",
     "Lookup",
     "Norm",
@@ -51,6 +54,7 @@ __all__ = [
     "WeightedSum",
     "WindowAttention",
     "WindowForecast",
+    "Windowed",
     "chain",
     "wide_dtype",
 ]
