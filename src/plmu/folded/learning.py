@@ -57,7 +57,7 @@ class Learning:
         prior: the number of windows that the model's own readout counts as.
         alpha: penalty, for features of unit power.
         reject: samples whose distance from the running mean, and from the sample before, is so many mean absolute
-            deviations are not learned; infinite to learn from all samples.
+            deviations are not learned, and larger errors than usual count as less; infinite to learn from all samples.
     """
 
     scoring: Scoring
@@ -125,7 +125,7 @@ class Learning:
         clean = bad.gather(1, ends) == bad.gather(1, ends - lookback)
         began = count[:, None] - ages >= 1
         scored = self.scoring.score(old.scored, values, ages, began & clean & (odd[:, -1:] == 0))
-        learned = self._learned(old, rows, bad, number, count, features, scale)
+        learned = self._learned(old, rows, bad, number, count, features, scale, scored)
         correction = self._solved(learned, old.correction, gram, count)
         now = features(rows[:, horizon:].mT, number) / scale[:, None]
         change = (now[:, :, None] @ correction)[:, :, 0] * scale[:, None]  # (batch, channels, horizon)
@@ -147,9 +147,18 @@ class Learning:
         return torch.stack([middle + share * limited, deviation, seen + 1], dim=-1), (apart | again).any(1)
 
     def _learned(
-        self, old: Learned, rows: Tensor, bad: Tensor, number: Tensor, count: Tensor, features: Features, scale: Tensor
+        self,
+        old: Learned,
+        rows: Tensor,
+        bad: Tensor,
+        number: Tensor,
+        count: Tensor,
+        features: Features,
+        scale: Tensor,
+        scored: Scored,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The sums and their weight after the window whose horizon has become known, if there is one."""
+        """The sums and their weight after the window whose horizon has become known, if there is one. Errors that are
+        far larger than usual count as less, so that a few windows do not decide."""
         horizon, spacing = self.scoring.horizon, self.scoring.spacing
         due = ((count - horizon) % spacing == 0) & (count - horizon >= self.lookback) & (bad[:, -1] == 0)
         sums = old.gram, old.cross, old.weight
@@ -157,7 +166,11 @@ class Learning:
             return tuple(part.clone() for part in sums)  # type: ignore[return-value]
         place = (horizon - self.scoring.ages(count)[:, :1]).clamp(min=0) // spacing  # in the ring
         issued = old.scored.ring[..., 0].gather(1, place[:, :, None, None].expand(-1, 1, *old.scored.ring.shape[2:4]))
-        error = (rows[:, self.lookback :] - issued[:, 0]).mT / scale[:, None]  # (batch, channels, horizon)
+        error = rows[:, self.lookback :] - issued[:, 0]  # (batch, horizon, channels)
+        if self.reject < torch.inf:
+            limit = self.scoring.largest(scored)
+            error = error.minimum(limit).maximum(-limit)
+        error = error.mT / scale[:, None]
         seen = features(rows[:, : self.lookback].mT, number - horizon) / scale[:, None]  # (batch, channels, order)
         added = [seen[..., None] * seen[:, :, None], seen[..., None] * error[:, :, None], torch.ones_like(old.weight)]
         if old.gram.shape[1] == 1:  # channels share a readout
@@ -234,3 +247,10 @@ class LearningForecast(Windowed):
         base = self.base.initial_state(batch, dtype, device)
         arrays = (array.to(device) for array in (self.gram, self.low, self.high))
         return (*base, self.learning.start(batch, *arrays))
+
+    def trial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        *base, start = self.initial_state(batch, dtype, device)
+        correction = torch.arange(1.0, 1 + start.correction[0].numel(), dtype=torch.float64, device=device).sin()
+        correction = correction.view(start.correction.shape[1:]).expand_as(start.correction).clone()
+        counts = start.counts + self.learning.lookback + self.learning.scoring.horizon
+        return (*base, start._replace(correction=correction, counts=counts))

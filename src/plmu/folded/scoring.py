@@ -109,6 +109,11 @@ class Scoring:
         unit = torch.where(scored.steps[..., _COUNT, None] > 0, unit, torch.nan)
         return unit * scored.steps[..., _FREE : _FREE + levels], unit * scored.steps[..., _FREE + levels : _FREE + 2 * levels]
 
+    def largest(self, scored: Scored) -> Tensor:
+        """The largest errors that are usual, (batch, horizon, channels); infinite where none is known."""
+        count, unit = scored.steps[..., _COUNT], scored.steps[..., _UNIT]
+        return torch.where(count > 0, LARGEST * unit, torch.inf)
+
     def trust(self, scored: Scored) -> Tensor:
         """The share of the learned correction in the forecast, (batch, channels): the one with the least squared error
         over past forecasts, pulled towards 1 and from 0 to 1."""

@@ -48,7 +48,8 @@ class LearningForecast(Steppable):
         alpha: penalty of the correction, for features of unit power.
         reject: a sample is not learned if its distance from the running mean, and from the sample before, is more than
             so many mean absolute deviations; after five such samples in a row they are taken for a shift, and learned.
-            Infinite: all samples are learned, also missing ones that were filled.
+            Errors of more than four times the usual size count as that. Infinite: all samples and errors are learned,
+            also missing samples that were filled.
         levels: of the prediction intervals, as fractions.
 
     Shape:
