@@ -137,7 +137,8 @@ def test_the_correction_is_a_weighted_ridge_regression_on_all_past_windows(name:
     if readouts == 1:
         gram, cross = gram.mean(0, keepdim=True), cross.mean(0, keepdim=True)
     prior = 2.0 * horizon
-    total = gram + prior * layer.gram
+    mean = gram.diagonal(dim1=1, dim2=2).sum() / w.sum()
+    total = gram + prior * layer.gram * mean / layer.gram.diagonal(dim1=1, dim2=2).sum()
     power = total.diagonal(dim1=1, dim2=2).mean(0) / (w.sum() + prior)
     expected = torch.linalg.solve(total + 0.3 * (w.sum() + prior) * torch.diag(power), cross)
     # Sums of 80 products, and a system whose condition is below 1e6 with its penalty.

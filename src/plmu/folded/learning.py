@@ -5,8 +5,8 @@ enter the sums G ← λG + φφᵀ and C ← λC + φrᵀ. The correction of a f
 
     (G + p G₀ + α (n + p) D) Δ = C.
 
-n is the weight of the sums, G₀ the mean of φφᵀ over the windows of the fit, p how many windows that is worth, and D the
-power of each feature. So the readout that the model has counts as p windows: the sums may be forgotten (λ < 1), and the
+n is the weight of the sums, G₀ the mean of φφᵀ over the windows of the fit, scaled to the mean power of those that came,
+p how many windows that is worth, and D the power of each feature. So the readout that the model has counts as p windows: the sums may be forgotten (λ < 1), and the
 system stays positive definite, in float64 for any number of updates.
 """
 
@@ -100,7 +100,7 @@ class Learning:
             base: the model's forecast, (batch, horizon, channels).
             number: of the step, for its phase in a season, (batch,).
             features: of windows.
-            gram: G₀, (readouts, order, order), of scaled features; zero if it is not known.
+            gram: G₀ up to a factor, (readouts, order, order), of scaled features; zero if it is not known.
             scale: of the channels, (channels,).
             old: the state before the step.
         """
@@ -187,9 +187,12 @@ class Learning:
         one, so that the bits do not depend on which sequences these are."""
         after = before.clone()
         turns = (count % self.every == 0) & (sums[2][:, 0] > 0)
+        power_of_fit = gram.diagonal(dim1=1, dim2=2).sum()
         for place in turns.nonzero().flatten().tolist():
             own, cross, weight = (part[place].clone() for part in sums)
-            prior = gram if bool(gram.any()) else torch.diag_embed((own / weight).diagonal(dim1=1, dim2=2))
+            mean = (own / weight).diagonal(dim1=1, dim2=2)
+            # Windows of the fit may be larger or smaller than those that come: only their shape counts.
+            prior = gram * (mean.sum() / power_of_fit) if power_of_fit > 0 else torch.diag_embed(mean)
             total = own + self.prior * prior
             power = (total / (weight + self.prior)).diagonal(dim1=1, dim2=2).mean(0)
             power = power + 1e-12 * power.max() + 1e-300

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from plmu.folded import Folded
 from plmu.folded.learning import Learning
 from plmu.folded.scoring import Scoring
 from plmu.folded.states import leaves, map_state
+from plmu.folded.windowed import bounded
 from plmu.nn.forecast import LookbackForecast, window_taps
 from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable
@@ -22,6 +23,15 @@ from plmu.nn.windowed import WindowedForecast
 from plmu.ops.check import Lengths, checked_lengths, checked_resets, result_dtype
 
 ORDER = 48  # of the memory whose states are features, where the model has none of its own
+
+
+class Report(NamedTuple):
+    """Intervals of a forecast, and the running errors of forecasts."""
+
+    lower: Tensor  # (levels, batch, channels, horizon), NaN where no error is known yet
+    upper: Tensor
+    error: Tensor  # (batch, channels), the running mean absolute error over all steps ahead; NaN before the first
+    without_learning: Tensor  # that of the model that does not learn
 
 
 @savable(modules=1)
@@ -109,8 +119,8 @@ class LearningForecast(Steppable):
         """Take the sums of a fit as those of the model's readout, instead of guessing them from what comes.
 
         Args:
-            gram: the mean over the windows of the fit of φφᵀ, where φ are features over `scale`: (readouts, order,
-                order).
+            gram: the mean over the windows of the fit of φφᵀ, where φ are features over `scale`, up to a factor:
+                (readouts, order, order).
             scale: of the channels, such as their standard deviations, (channels,).
         """
         for name, value in (("gram", gram), ("scale", scale)):
@@ -134,6 +144,21 @@ class LearningForecast(Steppable):
             if value.shape != expected.shape or not bool(value.isfinite().all()):
                 raise ValueError(f"{name} must be {tuple(expected.shape)} finite numbers, got {tuple(value.shape)}")
             expected.copy_(value)
+
+    def report(self, output: Tensor, state: Any) -> Report:
+        """What is said of a forecast beside it.
+
+        Args:
+            output: of the layer, (batch, horizon · channels).
+            state: after it.
+        """
+        learning, scored = self.learning, state[-1].scored
+        forecast = output.double().unflatten(-1, (self.model.horizon, self.model.channels))
+        bounds = [bounded((forecast[..., None] + end).permute(3, 0, 2, 1), learning.scoring.nonnegative)
+                  for end in learning.scoring.ends(scored)]  # fmt: skip
+        weight = scored.errors[..., 2]
+        errors = (torch.where(weight > 0, scored.errors[..., place] / weight, torch.nan) for place in (3, 4))
+        return Report(*bounds, *errors)
 
     @property
     def learning(self) -> Learning:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from plmu.clock import Clock
 from plmu.errors import RunError
-from plmu.nn import LookbackForecast, PooledForecast
+from plmu.nn import LearningForecast, LookbackForecast, PooledForecast
 from plmu.runs.folder import INTERVALS_FILE, SERIES_FILE, parsed
 from plmu.runs.intervals import Intervals, bound_names
+from plmu.runs.learning import read_layer
 from plmu.runs.outputs import Outputs
 
 
@@ -27,12 +29,14 @@ class Forecasts:
         outputs: names of its columns.
         clock: of the data that it was trained on; without one, steps are numbered as rows.
         intervals: of its forecasts, if they are known.
+        learning: the layer around the model where it learns from what it forecasts; its intervals adapt.
     """
 
     model: LookbackForecast | PooledForecast
     outputs: Outputs
     clock: Clock
     intervals: Intervals | None
+    learning: LearningForecast | None = None
 
     @classmethod
     def of(cls, model: LookbackForecast | PooledForecast, outputs: Outputs, folder: Path) -> Forecasts:
@@ -59,7 +63,7 @@ class Forecasts:
 
     def state_at(self, step: int) -> Any:
         """The state of a stream whose first sample is at this step."""
-        return self.model.state_at(step, torch.float64)
+        return (self.learning or self.model).state_at(step, torch.float64)
 
     @staticmethod
     def next_step(state: Any) -> int | None:
@@ -103,12 +107,34 @@ class Forecasts:
         if self.intervals is not None:
             mean = torch.tensor(output, dtype=torch.float64).view(1, horizon, len(names)).mT
             answer["intervals"] = self._bounds(mean, state[0].mT, samples, names)
+        if self.learning is not None:
+            answer |= self._learned(torch.tensor([output], dtype=torch.float64), state, names, answer)
         return answer
+
+    def learned(self, half_life: float | None, folder: Path) -> Forecasts:
+        """The same forecasts of a model that learns. Arguments as of `plmu.runs.learning.read_layer`."""
+        return replace(self, learning=read_layer(folder, self.model, self.intervals, half_life))
 
     def columns(self, output: list[float]) -> dict[str, list[float]]:
         """The forecast of each column by its name."""
         names = self.outputs.columns or self.outputs.inputs
         return {name: output[i :: len(names)] for i, name in enumerate(names)}
+
+    def _learned(self, output: Tensor, state: Any, names: tuple[str, ...], answer: dict[str, Any]) -> dict[str, Any]:
+        """The intervals as they have adapted, where errors are known, and the running errors of each column."""
+        assert self.learning is not None
+        report = self.learning.report(output, state)
+        bounds: dict[str, list[float]] = {}
+        for channel, name in enumerate(names):
+            for place, level in enumerate(self.learning.levels):
+                for bound, ends in zip(bound_names(name, round(100 * level, 10)), report[:2], strict=True):
+                    adapted, before = ends[place, 0, channel].tolist(), answer.get("intervals", {}).get(bound)
+                    before = [None] * len(adapted) if before is None else before
+                    bounds[bound] = [old if isnan(end) else end for end, old in zip(adapted, before, strict=True)]
+        errors = {}
+        for key, values in (("mae", report.error[0]), ("mae without learning", report.without_learning[0])):
+            errors[key] = {name: None if isnan(value) else value for name, value in zip(names, values.tolist(), strict=True)}
+        return {"intervals": bounds, **errors}
 
     def _bounds(self, mean: Tensor, window: Tensor, samples: int, names: tuple[str, ...]) -> dict[str, list[float]]:
         assert self.intervals is not None
