@@ -18,7 +18,6 @@ from plmu.folded.pooled import PooledForecast
 from plmu.folded.shares import RunningShares
 from plmu.folded.stacks import After, Chain, Filled, Product, Stepped, Sum, WeightedSum
 from plmu.folded.timed import TimedDelay
-from plmu.folded.windowed import Windowed
 
 __all__ = [
     "Affine",
@@ -54,7 +53,6 @@ __all__ = [
     "WeightedSum",
     "WindowAttention",
     "WindowForecast",
-    "Windowed",
     "chain",
     "wide_dtype",
 ]

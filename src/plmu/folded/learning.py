@@ -5,9 +5,10 @@ enter the sums G ← λG + φφᵀ and C ← λC + φrᵀ. The correction of a f
 
     (G + p G₀ + α (n + p) D) Δ = C.
 
-n is the weight of the sums, G₀ the mean of φφᵀ over the windows of the fit, scaled to the mean power of those that came,
-p how many windows that is worth, and D the power of each feature. So the readout that the model has counts as p windows: the sums may be forgotten (λ < 1), and the
-system stays positive definite, in float64 for any number of updates.
+n is the weight of the sums, G₀ the mean of φφᵀ over the windows of the fit, scaled to the mean power of those that
+came, p how many windows that is worth, and D the power of each feature. So the readout that the model has counts as p
+windows: the sums may be forgotten (λ < 1), and the system stays positive definite, in float64 for any number of
+updates.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plmu.folded.base import Folded
 from plmu.folded.forecast import CovariateForecast, WindowForecast
 from plmu.folded.scoring import Scored, Scoring
 from plmu.folded.windowed import Windowed, number_of
@@ -36,7 +36,7 @@ class Learned(NamedTuple):
     """The state of learning, float64 but for counts."""
 
     rows: Tensor  # (batch, lookback + horizon, channels): the last ones, missing ones as the one before
-    odd: Tensor  # (batch, lookback + horizon), int64: 1 for a row that is not learned from
+    odd: Tensor  # (batch, lookback + horizon), int64: 1 for a row that was filled, 2 for one that is far from others
     counts: Tensor  # (batch, 2), int64: of all rows, and of odd ones at the end
     sizes: Tensor  # (batch, channels, 3): running mean, mean absolute deviation from it, and number of values
     gram: Tensor  # (batch, readouts, order, order)
@@ -68,7 +68,7 @@ class Learning:
     reject: float
 
     @property
-    def every(self) -> int:
+    def period(self) -> int:
         """Steps from one solution to the next."""
         return -(-SOLVED // self.scoring.spacing) * self.scoring.spacing
 
@@ -91,7 +91,14 @@ class Learning:
         )
 
     def step(
-        self, values: Tensor, base: Tensor, number: Tensor, features: Features, gram: Tensor, scale: Tensor, old: Learned
+        self,
+        values: Tensor,
+        base: Tensor,
+        number: Tensor,
+        features: Features,
+        gram: Tensor,
+        scale: Tensor,
+        old: Learned,
     ) -> tuple[Tensor, Learned]:
         """The forecast (batch, horizon, channels) after a step, and the next state.
 
@@ -108,24 +115,24 @@ class Learning:
         counts, filled = old.counts[:, 0], values.isnan().any(1)
         values = filled_by(values, old)
         sizes, far = self._sized(old, values)
-        odd_now = (filled | far) if self.reject < torch.inf else torch.zeros_like(filled)
+        odd_now = torch.where(far, 2, filled.to(old.odd))
         first = (counts == 0)[:, None]
         rows = torch.cat([old.rows[:, 1:], values[:, None]], dim=1)
         rows = torch.where(first[..., None], values[:, None], rows)
         run = torch.where(far, old.counts[:, 1] + 1, 0)
-        odd = torch.cat([old.odd[:, 1:], odd_now[:, None].to(old.odd)], dim=1)
+        odd = torch.cat([old.odd[:, 1:], odd_now[:, None]], dim=1)
         shifted = run >= SHIFT  # these samples are as odd as those before, so they are how things are now
         recent = torch.arange(odd.shape[1], device=odd.device) >= odd.shape[1] - SHIFT
         odd = torch.where(shifted[:, None] & recent, 0, odd)
         sizes = torch.where(shifted[:, None, None], torch.cat([values[..., None], sizes[..., 1:]], dim=-1), sizes)
         count = counts + 1
         ages = self.scoring.ages(count)
-        bad = torch.cat([torch.zeros_like(odd[:, :1]), odd.cumsum(1)], dim=1)  # odd rows before each place
+        far_before = torch.cat([torch.zeros_like(odd[:, :1]), (odd == 2).cumsum(1)], dim=1)  # of each place
         ends = (lookback + horizon - ages).clamp(min=lookback)  # of the windows of the ring
-        clean = bad.gather(1, ends) == bad.gather(1, ends - lookback)
+        clean = far_before.gather(1, ends) == far_before.gather(1, ends - lookback)
         began = count[:, None] - ages >= 1
         scored = self.scoring.score(old.scored, values, ages, began & clean & (odd[:, -1:] == 0))
-        learned = self._learned(old, rows, bad, number, count, features, scale, scored)
+        learned = self._learned(old, rows, odd, number, count, features, scale, scored)
         correction = self._solved(learned, old.correction, gram, count)
         now = features(rows[:, horizon:].mT, number) / scale[:, None]
         change = (now[:, :, None] @ correction)[:, :, 0] * scale[:, None]  # (batch, channels, horizon)
@@ -135,22 +142,22 @@ class Learning:
 
     def _sized(self, old: Learned, values: Tensor) -> tuple[Tensor, Tensor]:
         """The running sizes after values (batch, channels), and which samples are far from all before, (batch,)."""
-        middle, deviation, seen = old.sizes.unbind(-1)
+        middle, deviation, count = old.sizes.unbind(-1)
         distance = values - middle
         limit = self.reject * deviation
         jump = (values - old.rows[:, -1]).abs()
-        apart = (seen >= FIRST_SIZES) & (deviation > 0) & (distance.abs() > limit) & (jump > limit)
-        again = (seen >= FIRST_SIZES) & (deviation > 0) & (distance.abs() > limit) & (old.counts[:, 1:] > 0)
-        share = (1 / (seen + 1)).clamp(min=1 - 0.5 ** (1 / SIZES))
-        limited = torch.where((seen >= FIRST_SIZES) & (deviation > 0), distance.clamp(-limit, limit), distance)
+        apart = (count >= FIRST_SIZES) & (deviation > 0) & (distance.abs() > limit) & (jump > limit)
+        again = (count >= FIRST_SIZES) & (deviation > 0) & (distance.abs() > limit) & (old.counts[:, 1:] > 0)
+        share = (1 / (count + 1)).clamp(min=1 - 0.5 ** (1 / SIZES))
+        limited = torch.where((count >= FIRST_SIZES) & (deviation > 0), distance.clamp(-limit, limit), distance)
         deviation = deviation + share * (limited.abs() - deviation)
-        return torch.stack([middle + share * limited, deviation, seen + 1], dim=-1), (apart | again).any(1)
+        return torch.stack([middle + share * limited, deviation, count + 1], dim=-1), (apart | again).any(1)
 
     def _learned(
         self,
         old: Learned,
         rows: Tensor,
-        bad: Tensor,
+        odd: Tensor,
         number: Tensor,
         count: Tensor,
         features: Features,
@@ -160,7 +167,9 @@ class Learning:
         """The sums and their weight after the window whose horizon has become known, if there is one. Errors that are
         far larger than usual count as less, so that a few windows do not decide."""
         horizon, spacing = self.scoring.horizon, self.scoring.spacing
-        due = ((count - horizon) % spacing == 0) & (count - horizon >= self.lookback) & (bad[:, -1] == 0)
+        due = ((count - horizon) % spacing == 0) & (count - horizon >= self.lookback)
+        if self.reject < torch.inf:
+            due = due & ~odd.any(1)
         sums = old.gram, old.cross, old.weight
         if not bool(due.any()):
             return tuple(part.clone() for part in sums)  # type: ignore[return-value]
@@ -171,29 +180,33 @@ class Learning:
             limit = self.scoring.largest(scored)
             error = error.minimum(limit).maximum(-limit)
         error = error.mT / scale[:, None]
-        seen = features(rows[:, : self.lookback].mT, number - horizon) / scale[:, None]  # (batch, channels, order)
-        added = [seen[..., None] * seen[:, :, None], seen[..., None] * error[:, :, None], torch.ones_like(old.weight)]
+        window = features(rows[:, : self.lookback].mT, number - horizon) / scale[:, None]  # (batch, channels, order)
+        added = [
+            window[..., None] * window[:, :, None],
+            window[..., None] * error[:, :, None],
+            torch.ones_like(old.weight),
+        ]
         if old.gram.shape[1] == 1:  # channels share a readout
             added[:2] = [part.mean(1, keepdim=True) for part in added[:2]]
-        kept = 0.5 ** (spacing / self.half_life)
+        decay = 0.5 ** (spacing / self.half_life)
         after = []
-        for before, more in zip(sums, added, strict=True):
+        for before, term in zip(sums, added, strict=True):
             mask = due.view(-1, *(1,) * (before.dim() - 1))
-            after.append(torch.where(mask, before * kept + more * spacing, before))
+            after.append(torch.where(mask, before * decay + term * spacing, before))
         return after[0], after[1], after[2]
 
     def _solved(self, sums: Sequence[Tensor], before: Tensor, gram: Tensor, count: Tensor) -> Tensor:
         """The correction (batch, readouts, order, horizon): solved again for the sequences whose turn it is, one by
         one, so that the bits do not depend on which sequences these are."""
         after = before.clone()
-        turns = (count % self.every == 0) & (sums[2][:, 0] > 0)
+        turns = (count % self.period == 0) & (sums[2][:, 0] > 0)
         power_of_fit = gram.diagonal(dim1=1, dim2=2).sum()
         for place in turns.nonzero().flatten().tolist():
-            own, cross, weight = (part[place].clone() for part in sums)
-            mean = (own / weight).diagonal(dim1=1, dim2=2)
+            total, cross, weight = (part[place].clone() for part in sums)
+            mean = (total / weight).diagonal(dim1=1, dim2=2)
             # Windows of the fit may be larger or smaller than those that come: only their shape counts.
             prior = gram * (mean.sum() / power_of_fit) if power_of_fit > 0 else torch.diag_embed(mean)
-            total = own + self.prior * prior
+            total = total + self.prior * prior
             power = (total / (weight + self.prior)).diagonal(dim1=1, dim2=2).mean(0)
             power = power + 1e-12 * power.max() + 1e-300
             total.diagonal(dim1=1, dim2=2).add_(self.alpha * (weight + self.prior) * power)
@@ -231,7 +244,9 @@ class LearningForecast(Windowed):
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         *before, old = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
         scoring = self.learning.scoring
-        filled = torch.cat([filled_by(x[:, : scoring.channels].double(), old).to(x.dtype), x[:, scoring.channels :]], dim=1)
+        filled = torch.cat(
+            [filled_by(x[:, : scoring.channels].double(), old).to(x.dtype), x[:, scoring.channels :]], dim=1
+        )
         number = number_of(before[1], self.first_number)
         out, after = self.base.advance(filled, tuple(before))
         base = out.double().unflatten(1, (scoring.horizon, scoring.channels))

@@ -92,12 +92,16 @@ class Scoring:
         count, unit = low.new_zeros(shape), low.new_zeros(shape)
         lower, upper = (sign * normal.expand(*shape, -1) for sign in (-1, 1))
         if low.numel() and levels:
-            ends = [end.permute(2, 1, 0).expand(*shape, -1) for end in (low, high)]  # (batch, horizon, channels, levels)
+            ends = [
+                end.permute(2, 1, 0).expand(*shape, -1) for end in (low, high)
+            ]  # (batch, horizon, channels, levels)
             width = ((ends[1] - ends[0]) / (2 * normal)).mean(-1)
             sure = width > 0
             count, unit = torch.where(sure, SURE, 0.0), width
             safe = torch.where(sure, width, 1.0)[..., None]
-            lower, upper = (torch.where(sure[..., None], end / safe, old) for end, old in zip(ends, (lower, upper), strict=True))
+            lower, upper = (
+                torch.where(sure[..., None], end / safe, old) for end, old in zip(ends, (lower, upper), strict=True)
+            )
         steps = torch.cat([torch.stack([count, unit, torch.zeros_like(unit)], dim=-1), lower, upper,
                            torch.zeros_like(lower)], dim=-1)  # fmt: skip
         return Scored(ring, steps, low.new_zeros(batch, self.channels, 5))
@@ -107,7 +111,9 @@ class Scoring:
         is known."""
         unit, levels = scored.steps[..., _UNIT, None], len(self.levels)
         unit = torch.where(scored.steps[..., _COUNT, None] > 0, unit, torch.nan)
-        return unit * scored.steps[..., _FREE : _FREE + levels], unit * scored.steps[..., _FREE + levels : _FREE + 2 * levels]
+        return unit * scored.steps[..., _FREE : _FREE + levels], unit * scored.steps[
+            ..., _FREE + levels : _FREE + 2 * levels
+        ]
 
     def largest(self, scored: Scored) -> Tensor:
         """The largest errors that are usual, (batch, horizon, channels); infinite where none is known."""
@@ -143,19 +149,19 @@ class Scoring:
         ring = scored.ring.gather(2, place[:, :, None, None, None].expand(-1, -1, 1, *scored.ring.shape[3:]))[:, :, 0]
         base, correction, forecast = ring[..., :3].unbind(-1)
         lower, upper = ring[..., 3 : 3 + levels], ring[..., 3 + levels :]
-        known = values[:, None]  # (batch, 1, channels)
+        truth = values[:, None]  # (batch, 1, channels)
         of_step = place[:, :, None, None].expand(-1, -1, *scored.steps.shape[2:])
         before = scored.steps.gather(1, of_step)
-        covered = (known[..., None] >= lower) & (known[..., None] <= upper)
-        after = self._adapted(before, known - forecast, covered, ages)
+        covered = (truth[..., None] >= lower) & (truth[..., None] <= upper)
+        after = self._adapted(before, truth - forecast, covered, ages)
         after = torch.where(valid[..., None, None], after, before)
         # A forecast that is too old has no step: what it would write goes to a row that is left out.
         of_step = torch.where((ages <= self.horizon)[..., None, None], of_step, self.horizon)
         steps = torch.cat([scored.steps, torch.zeros_like(scored.steps[:, :1])], dim=1)
         steps = steps.scatter(1, of_step, after)[:, : self.horizon]
         parts = torch.stack(
-            [correction * (known - base), correction.square(), torch.ones_like(base), (known - forecast).abs(),
-             (known - base).abs()], dim=-1,
+            [correction * (truth - base), correction.square(), torch.ones_like(base), (truth - forecast).abs(),
+             (truth - base).abs()], dim=-1,
         )  # fmt: skip
         total = torch.where(valid[..., None, None], parts, 0.0).sum(1)
         faded = scored.errors * 0.5 ** (1 / (LONG * self.horizon)) + total
@@ -213,7 +219,8 @@ class Scoring:
         trusted = base + self.trust(scored)[:, None] * correction
         forecast = bounded(trusted.mT, self.nonnegative).mT
         lower, upper = (forecast[..., None] + end.nan_to_num(0.0) for end in self.ends(scored))
-        now = torch.cat([torch.stack([base, correction, forecast], dim=-1), lower, upper], dim=-1)
-        moved = torch.cat([now[:, None], scored.ring[:, :-1]], dim=1)
-        due = (count % self.spacing == 0)[:, None, None, None, None]
-        return forecast, Scored(torch.where(due, moved, scored.ring), scored.steps, scored.errors)
+        due, ring = (count % self.spacing == 0)[:, None, None, None, None], scored.ring
+        if bool(due.any()):  # a ring is large
+            now = torch.cat([torch.stack([base, correction, forecast], dim=-1), lower, upper], dim=-1)
+            ring = torch.where(due, torch.cat([now[:, None], ring[:, :-1]], dim=1), ring)
+        return forecast, Scored(ring if ring is not scored.ring else ring.clone(), scored.steps, scored.errors)

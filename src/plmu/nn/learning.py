@@ -15,7 +15,7 @@ from plmu.folded import Folded
 from plmu.folded.learning import Learning
 from plmu.folded.scoring import Scoring
 from plmu.folded.states import leaves, map_state
-from plmu.folded.windowed import bounded
+from plmu.folded.windowed import Windowed, bounded
 from plmu.nn.forecast import LookbackForecast, window_taps
 from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable
@@ -152,13 +152,18 @@ class LearningForecast(Steppable):
             output: of the layer, (batch, horizon · channels).
             state: after it.
         """
-        learning, scored = self.learning, state[-1].scored
-        forecast = output.double().unflatten(-1, (self.model.horizon, self.model.channels))
-        bounds = [bounded((forecast[..., None] + end).permute(3, 0, 2, 1), learning.scoring.nonnegative)
-                  for end in learning.scoring.ends(scored)]  # fmt: skip
-        weight = scored.errors[..., 2]
-        errors = (torch.where(weight > 0, scored.errors[..., place] / weight, torch.nan) for place in (3, 4))
-        return Report(*bounds, *errors)
+        scoring, scored = self.learning.scoring, state[-1].scored
+        forecast = output.double().unflatten(-1, (self.model.horizon, self.model.channels, 1))
+        ends = torch.stack(scoring.ends(scored)) + forecast  # (2, batch, horizon, channels, levels)
+        lower, upper = bounded(ends.permute(0, 4, 1, 3, 2), scoring.nonnegative)
+        total = scored.errors[..., 2:]
+        errors = total[..., 1:] / torch.where(total[..., :1] > 0, total[..., :1], torch.nan)
+        return Report(lower, upper, errors[..., 0], errors[..., 1])
+
+    @property
+    def percent(self) -> tuple[float, ...]:
+        """The levels in percent."""
+        return tuple(round(100 * level, 10) for level in self.levels)
 
     @property
     def learning(self) -> Learning:
@@ -212,7 +217,7 @@ class LearningForecast(Steppable):
     def fold(self) -> Folded:
         model = self.model
         base = model.fold()
-        if not isinstance(base, folded.Windowed):
+        if not isinstance(base, Windowed):
             raise TypeError(f"{type(model).__name__} overrides fold() or what it computes, so it cannot learn in steps")
         taps = torch.zeros(0, dtype=torch.float64)
         if self._system is not None:
@@ -225,7 +230,12 @@ class LearningForecast(Steppable):
         return (*self.model.initial_state(batch, dtype, device), self.learning.start(batch, *arrays))
 
     def state_at(self, step: int, dtype: torch.dtype | None = None) -> Any:
-        """The state of one sequence before its first step, with a preset number of that step, as of the model."""
+        """The state of one sequence before its first step, with a preset number of that step.
+
+        Args:
+            step: the number of the first step, as of the model.
+            dtype: the precision of x; that of the model's weights by default.
+        """
         before = self.model.state_at(step, dtype)
         return (*before, self.initial_state(1, before[0].dtype, before[0].device)[-1])
 

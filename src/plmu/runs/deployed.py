@@ -158,7 +158,9 @@ def load(path: Path, learning: Learning | None = None) -> Deployed:
             assert forecasts.learning is not None
             frozen = FrozenModel(forecasts.learning)
     elif learning is not None:
-        raise ValueError(f"--learn is for forecasts, whose truth comes with later samples: {file} has a model of {kind}")
+        raise ValueError(
+            f"--learn is for forecasts, whose truth comes with later samples: {file} has a model of {kind}"
+        )
     return Deployed(frozen, kind, outputs, symbols, experiment, _memory(model), forecasts)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from plmu.errors import FileFormatError, RunError
 from plmu.modelfiles.files import reading, write
 from plmu.nn import LearningForecast
-from plmu.nn.windowed import WindowedForecast
 from plmu.runs.folder import LEARNING_FILE
 from plmu.runs.intervals import Intervals
+
+if TYPE_CHECKING:
+    from plmu.nn.windowed import WindowedForecast
 
 LEVELS = (0.8, 0.95)  # of intervals, where those of the fit are not known
 

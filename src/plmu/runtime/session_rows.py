@@ -95,11 +95,11 @@ class Rows:
             for places, positions in self._batches(rows):
                 order += places
                 numbers = self.index([rows[place] for place in places])
-                given = x if len(places) == len(rows) else x[self.index(places)]
-                samples = self._filled(numbers, given)
+                raw = x if len(places) == len(rows) else x[self.index(places)]
+                samples = self._filled(numbers, raw)
                 tells = self.missing == "hold" and self.frozen.folded.reads_missing
-                known = ~torch.isnan(given) if tells and not finite(given) else None
-                out, taken, state = self._batch(numbers, positions, samples, known)
+                present = ~torch.isnan(raw) if tells and not finite(raw) else None
+                out, taken, state = self._batch(numbers, positions, samples, present)
                 outputs.append(out)
                 counts.append(taken)
                 steps.append(self._next(numbers, taken, state, samples))
@@ -168,10 +168,10 @@ class Rows:
         return torch.stack(filled, 1)
 
     def _batch(
-        self, rows: Tensor, positions: Tensor, x: Tensor, known: Tensor | None
+        self, rows: Tensor, positions: Tensor, x: Tensor, present: Tensor | None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Outputs of rows at these positions of a batch, the number of samples each can take, and their states then.
-        `known` tells a model that reads missing values which of x it was given.
+        `present` tells a model that reads missing values which of x it was given.
 
         Each step begins with copies of the state and the sample: kernels round by how their arguments lie in memory,
         and the bits must not depend on how many steps are taken at once.
@@ -179,7 +179,7 @@ class Rows:
         time = x.shape[1]
         full = len(positions) == self.width and self.same_anywhere
         state = [states[rows] for states in self.states]
-        batch = (x if known is None else torch.where(known, x, torch.nan)).transpose(0, 1)
+        batch = (x if present is None else torch.where(present, x, torch.nan)).transpose(0, 1)
         if not full:
             state = [start.index_copy(0, positions, row) for start, row in zip(leaves(self.start), state, strict=True)]
             batch = self.zeros.expand(time, *self.zeros.shape).index_copy(1, positions, batch)

@@ -87,9 +87,11 @@ class Stream:
                 overflow. The state is unchanged: continue with other samples, or call `reset()`.
         """
         with torch.inference_mode():
-            sample, single, known = self._sample(x)
+            sample, single, present = self._sample(x)
             try:
-                out, state = self._step(sample if known is None else torch.where(known, sample, torch.nan), self._state)
+                out, state = self._step(
+                    sample if present is None else torch.where(present, sample, torch.nan), self._state
+                )
             except IndexError as error:
                 raise ValueError(f"a token number is out of range: {error}") from error
             if self._state is None:

@@ -61,8 +61,9 @@ class LearningStream(Stream):
             raise ValueError("report is of the last forecast, and there is none: push a sample first")
         report = self.model.report(self._output[None], self.state)
         lower, upper = (ends[:, 0].mT.numpy() for ends in (report.lower, report.upper))
-        levels = tuple(round(100 * level, 10) for level in self.model.levels)
-        return LearningReport(lower, upper, levels, report.error[0].numpy(), report.without_learning[0].numpy())
+        return LearningReport(
+            lower, upper, self.model.percent, report.error[0].numpy(), report.without_learning[0].numpy()
+        )
 
 
 def learning_model(
@@ -85,7 +86,9 @@ def learning_model(
     layer = learning_layer(model, intervals, half_life, pull if math.isfinite(pull) else summary.get("alpha"))
     scale = torch.as_tensor(split.scale, dtype=torch.float64)
     channels, size = model.channels, model.window_size
-    origins = torch.cat([split.origins(kind, max(1, WINDOWS // channels)) for kind in ("train", "valid")])
+    fitted = [(0, end) for _, end in split.cuts]
+    limit = max(1, WINDOWS // channels)
+    origins = split.windows.origins(fitted, split.settings.least, split.horizon, limit, split.settings.season)
     gram = torch.zeros_like(layer.gram)
     for examples in split.windows.blocks(origins, max(split.length, size), split.horizon):
         windows = examples.windows[..., -size:].double()

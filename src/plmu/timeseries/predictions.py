@@ -148,9 +148,7 @@ def with_options(model: ForecastModel, **options: Any) -> ForecastModel:
     return other.eval()
 
 
-def stream_after(
-    model: ForecastModel, piece: Piece, streamed: Callable[[ForecastModel], Stream] = Stream
-) -> Stream:
+def stream_after(model: ForecastModel, piece: Piece, streamed: Callable[[ForecastModel], Stream] = Stream) -> Stream:
     """A stream of the model that continues a series; `streamed` makes it."""
     lags = model.lags - 1 if isinstance(model, CovariateForecast) else 0
     first = max(0, len(piece) - model.lookback - lags)
