@@ -286,6 +286,14 @@ def test_it_is_saved_with_its_options_and_sums(tmp_path: Path) -> None:
         assert plmu.FrozenModel(layer).fingerprint != plmu.FrozenModel(other).fingerprint
 
 
+def test_without_intervals() -> None:
+    model = look_back()
+    x = inputs(model, 60)
+    out, state = LearningForecast(model, levels=())(x)
+    assert_same(out, LearningForecast(model)(x)[0])
+    assert LearningForecast(model, levels=()).report(out[:, -1], state).lower.shape == (0, 2, 2, 5)
+
+
 def test_the_start_of_a_clock() -> None:
     model = look_back(season=6)
     layer = LearningForecast(model)

@@ -178,7 +178,7 @@ class Scoring:
         """
         levels = len(self.levels)
         count, unit, event = before[..., :_FREE].unbind(-1)
-        lower, upper, share = before[..., _FREE:].split(levels, dim=-1)
+        lower, upper, share = before[..., _FREE:].unflatten(-1, (3, levels)).unbind(-2)
         sign = error.sign()
         gross = (error.abs() > GROSS * unit) & (count > 0)
         event = torch.where(gross, torch.where(event * sign > 0, event, 0.0) + sign, 0.0)
