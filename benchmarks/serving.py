@@ -1,7 +1,8 @@
 """`python -m benchmarks.serving`: a server under load, under malformed messages, and killed.
 
 This process is the client, the server is another one. The model is that of Mackey-Glass, untrained: its weights do not
-matter for time. Each part fails if its conditions do not hold. All figures go to results/serving.json.
+matter for time. The parts "learning" and "learning-killed" serve a forecast of 24 steps with `--learn`. Each part fails
+if its conditions do not hold. All figures go to results/serving.json.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import nn
 
 import plmu
 from benchmarks.websocket import Connection, frame
+from plmu.runs import deployed
 from plmu.runs.folder import read_json, write_json
 from plmu.runs.provenance import provenance
 
@@ -35,7 +37,8 @@ RATE = 50  # samples of a session a second
 SLOWEST = 50.0  # milliseconds of all but one in a hundred answers
 LOADS = {"load-200": (200, 1), "load-1000": (1000, 5)}  # sessions, and samples of a message
 PERIOD = 101  # different samples
-PARTS = (*LOADS, "malformed", "killed")
+LEARNING = (200, 10)  # sessions that learn, and samples of each a second
+PARTS = (*LOADS, "malformed", "killed", "learning", "learning-killed")
 
 
 def save_model(folder: Path) -> Path:
@@ -46,6 +49,18 @@ def save_model(folder: Path) -> Path:
     model = plmu.Sequential(layer, nn.Linear(140, 80), nn.GELU(), nn.Linear(80, 1))
     plmu.save(model, folder / "model.plmu")
     return folder
+
+
+def train_forecast(folder: Path) -> Path:
+    """A run of forecast of 24 steps, of a season of 24 with noise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    steps = torch.arange(1000)
+    values = torch.sin(2 * torch.pi * steps / 24) + 0.3 * torch.randn(1000, generator=generator)
+    (folder / "load.csv").write_text("\n".join(["load", *(f"{value:.4f}" for value in values.tolist()), ""]))
+    command = [sys.executable, "-m", "plmu", "train", "forecast", "--data.file", "load.csv", "--horizon", "24"]
+    subprocess.run([*command, "--quiet"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return folder / "runs" / "forecast-load-seed0"
 
 
 class Program:
@@ -150,9 +165,9 @@ def _message(first: int, count: int) -> bytes:
     return frame(json.dumps({"samples": some} if count > 1 else {"sample": some[0]}).encode())
 
 
-async def send_evenly(clients: list[Client], seconds: float) -> None:
-    """Let each client send RATE samples a second, at staggered times, for `seconds`; then wait for all answers."""
-    each = clients[0].per_message / RATE  # seconds between the messages of a client
+async def send_evenly(clients: list[Client], seconds: float, rate: float = RATE) -> None:
+    """Let each client send so many samples a second, at staggered times, for `seconds`; then wait for all answers."""
+    each = clients[0].per_message / rate  # seconds between the messages of a client
     gap, start, place = each / len(clients), time.perf_counter(), 0
     while place * gap < seconds:
         due = (time.perf_counter() - start) / gap
@@ -166,19 +181,28 @@ async def send_evenly(clients: list[Client], seconds: float) -> None:
         await asyncio.sleep(0.01)
 
 
-async def load(run: Path, sessions: int, per_message: int, seconds: float, states: Path | None) -> dict[str, Any]:
-    """Latency of many sessions."""
+async def load(
+    run: Path,
+    sessions: int,
+    per_message: int,
+    seconds: float,
+    states: Path | None,
+    rate: float = RATE,
+    learn: bool = False,
+    warm: float = 2.0,
+) -> dict[str, Any]:
+    """Latency of many sessions, after some seconds that are not measured."""
     options = [] if states is None else ["--states", str(states)]
+    options += ["--learn"] * learn
     with server(run, "--sessions", str(sessions), *options) as program:
         clients = [Client(number, per_message) for number in range(sessions)]
         for client in clients:
             await client.connect(program.port)
-        warm = min(2.0, seconds)
-        await send_evenly(clients, warm)
+        await send_evenly(clients, min(warm, seconds), rate)
         for client in clients:
             client.latencies.clear()
         start, client_time = program.cpu(), time.process_time()
-        await send_evenly(clients, seconds)
+        await send_evenly(clients, seconds, rate)
         server_time, client_time = program.cpu() - start, time.process_time() - client_time
         for client in clients:
             client.read()
@@ -188,7 +212,7 @@ async def load(run: Path, sessions: int, per_message: int, seconds: float, state
         return {
             "sessions": sessions,
             "samples_per_message": per_message,
-            "samples_per_second": sessions * RATE,
+            "samples_per_second": sessions * rate,
             "seconds": seconds,
             "journal": states is not None,
             "messages": len(latencies),
@@ -266,7 +290,9 @@ async def hostile(run: Path, messages: int, healthy: int) -> dict[str, Any]:
         }
 
 
-async def killed(run: Path, states: Path, sessions: int, kills: int, seconds: float) -> dict[str, Any]:
+async def killed(
+    run: Path, states: Path, sessions: int, kills: int, seconds: float, learn: bool = False
+) -> dict[str, Any]:
     """Kill the server under load and start it again; all outputs must be those of a server that was never killed."""
     rng = random.Random(0)
     clients = [Client(number, 5) for number in range(sessions)]
@@ -275,7 +301,8 @@ async def killed(run: Path, states: Path, sessions: int, kills: int, seconds: fl
     unanswered = 0
     threads = str(torch.get_num_threads())  # the outputs are computed again here: another number could give other bits
     for kill in range(kills + 1):
-        program = Program(run, "--states", str(states), "--sessions", str(sessions), "--threads", threads)
+        options = ["--states", str(states), "--sessions", str(sessions), "--threads", threads, *["--learn"] * learn]
+        program = Program(run, *options)
         try:
             for client in clients:
                 await client.connect(program.port, f"client-{client.number}")
@@ -295,12 +322,17 @@ async def killed(run: Path, states: Path, sessions: int, kills: int, seconds: fl
         for client in clients:
             client.read()
     different = 0
-    sessions_again = plmu.Sessions(plmu.load(run / "model.plmu"), _width(states))
+    again = deployed.load(run, deployed.Learning() if learn else None)
+    sessions_again = plmu.Sessions(again.frozen, _width(states))
     rows = [sessions_again.add() for _ in clients]
+    if again.forecasts is not None:
+        for row in rows:
+            sessions_again.reset(row, again.forecasts.state_at(again.forecasts.first_step))
+    dtype = torch.float32 if again.frozen.place is None else again.frozen.place.dtype
     longest = max(len(client.outputs) for client in clients)
     for step in range(longest):
         some = [(row, client) for row, client in zip(rows, clients, strict=True) if step < len(client.outputs)]
-        x = torch.tensor([[client.sample(step)] for _, client in some])
+        x = torch.tensor([[client.sample(step)] for _, client in some], dtype=dtype)
         out, _ = sessions_again.step([row for row, _ in some], x)
         different += sum(
             value != client.outputs[step] for value, (_, client) in zip(out[:, 0].tolist(), some, strict=True)
@@ -355,6 +387,14 @@ def main() -> None:
             part_result: dict[str, Any] = {"command": f"python -m benchmarks.serving --parts {part}"}
             if part == "malformed":
                 part_result |= asyncio.run(hostile(run, options.messages, 20))
+            elif part in ("learning", "learning-killed"):
+                forecast, states = train_forecast(Path(folder) / "forecast"), Path(folder) / f"states-{part}"
+                part_result["load_average_before"] = os.getloadavg()[0]
+                if part == "learning":
+                    running = load(forecast, LEARNING[0], 1, options.seconds, states, LEARNING[1], True, 40.0)
+                    part_result |= uvloop.run(running)
+                else:
+                    part_result |= asyncio.run(killed(forecast, states, 40, options.kills, 6.0, learn=True))
             elif part == "killed":
                 part_result |= asyncio.run(killed(run, Path(folder) / "states", 200, options.kills, 6.0))
             else:

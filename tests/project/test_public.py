@@ -79,6 +79,7 @@ PLMU_NN = [
     "LMUBlock",
     "LMUCell",
     "LSTM",
+    "LearningForecast",
     "LookbackForecast",
     "MemoryBlock",
     "ParallelLMU",

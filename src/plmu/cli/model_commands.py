@@ -13,10 +13,14 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plmu.cli.arguments import OneOf, Parser
 from plmu.errors import printable
 from plmu.runs.folder import WHOLE_MODEL_FILE
+
+if TYPE_CHECKING:
+    from plmu.runs.deployed import Learning
 
 
 def generate_parser() -> Parser:
@@ -175,6 +179,7 @@ def stream_parser() -> Parser:
         help="time of the first sample of a forecast, where lines have none (the step after the training data)",
     )
     parser.add_argument("--state", type=Path, help="file to continue from, if it is there, and to save the state to")
+    _add_learning(parser)
     parser.add_argument(
         "--on-error", type=faults, default="stop", help="whether to skip a bad line or to stop there (stop)"
     )
@@ -186,7 +191,8 @@ def stream(options: Namespace) -> None:
     with _threads(options.threads), suppress(KeyboardInterrupt):
         from plmu.cli.stream_lines import Options, show
 
-        streaming = Options(options.missing, options.state, options.on_error, options.json, options.time)
+        learning = _learning(options)
+        streaming = Options(options.missing, options.state, options.on_error, options.json, options.time, learning)
         _note_other_model(options.run)
         if options.input is not None:
             with open(options.input, encoding="utf-8", errors="surrogateescape") as lines:
@@ -197,6 +203,26 @@ def stream(options: Namespace) -> None:
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
         show(options.run, sys.stdin, streaming)
+
+
+def _add_learning(parser: Parser) -> None:
+    parser.add_argument(
+        "--learn",
+        action="store_true",
+        help="of a forecast: learn from each sample, whose forecasts came before it; the intervals adapt (it does not)",
+    )
+    parser.add_argument(
+        "--half-life", type=float, help="with --learn: steps in which what was learned counts half (8000)"
+    )
+
+
+def _learning(options: Namespace) -> Learning | None:
+    """How a forecast learns; None if it does not."""
+    from plmu.runs.deployed import Learning
+
+    if options.half_life is not None and not options.learn:
+        raise ValueError(f"--half-life {options.half_life:g} is for --learn")
+    return Learning(options.half_life) if options.learn else None
 
 
 def _note_other_model(run: Path) -> None:
@@ -255,6 +281,7 @@ def serve_parser() -> Parser:
     parser.add_argument("--connections", type=int, help="connections at once, at most (2 a session and 100)")
     parser.add_argument("--address-connections", type=int, default=200, help="of these from another machine (200)")
     parser.add_argument("--missing", type=OneOf("raise", "hold", "zero"), help="what null in a sample does (an error)")
+    _add_learning(parser)
     parser.add_argument("--width", type=int, help="sessions of a batch (16 to 256, by the size of the model)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
     return parser
@@ -288,6 +315,7 @@ def serve(options: Namespace) -> None:
             hosts=options.allow_host or (),
             origins=options.allow_origin or (),
             root=options.root_path,
+            learning=_learning(options),
         )
         _note_other_model(options.run)
         run_server(options.run, serving, lambda address: print(f"plmu serves {options.run} at {address}", flush=True))

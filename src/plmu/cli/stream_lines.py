@@ -20,7 +20,7 @@ import torch
 import plmu
 from plmu.cli.number_lines import NumberLines
 from plmu.errors import FileFormatError, printable
-from plmu.runs.deployed import Deployed, load
+from plmu.runs.deployed import Deployed, Learning, load
 from plmu.runs.forecasts import Forecasts
 from plmu.runs.predict import without_formula
 from plmu.runtime.stream import joined, parted
@@ -30,7 +30,7 @@ from plmu.timeseries.forecast_files import as_text
 
 # The names of what JSON lines say, which the column of names of series may not take.
 _TAKEN = frozenset(("line", "error", "end", "time", "times", "forecast", "intervals", "warning", "output", "label"))
-_TAKEN |= {"probability", "probabilities"}
+_TAKEN |= {"probability", "probabilities", "mae", "mae without learning"}
 
 
 class _Gap(ValueError):
@@ -46,6 +46,7 @@ class Options:
     on_error: str = "stop"  # or "skip"
     json: bool = False
     time: str | None = None  # of the first sample, where lines have no times
+    learning: Learning | None = None  # how a forecast learns; None if it does not
 
 
 class LineStream:
@@ -278,7 +279,7 @@ def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None 
     standard error and goes on. The state is saved at the end, also after an error or a signal.
     """
     screen = sys.stdout if out is None else out
-    stream = LineStream(load(run), options)
+    stream = LineStream(load(run, options.learning), options)
     try:
         with _stoppable() as reading:
             for number, line in enumerate(reading(lines), 1):

@@ -12,6 +12,7 @@ from plmu.folded.blocks import SelectiveMemory, Taps
 from plmu.folded.forecast import CovariateForecast, WindowForecast
 from plmu.folded.functions import Affine, Applied, Carry, Function, Gate, Identity, Lookup, Norm, Scale, Unit
 from plmu.folded.joining import chain
+from plmu.folded.learning import LearningForecast
 from plmu.folded.memory import CoupledMemory, Delay, LinearMemory, ParallelMemory
 from plmu.folded.pooled import PooledForecast
 from plmu.folded.shares import RunningShares
@@ -32,6 +33,7 @@ __all__ = [
     "Function",
     "Gate",
     "Identity",
+    "LearningForecast",
     "LinearMemory",
     "Lookup",
     "Norm",

@@ -78,8 +78,18 @@ class Folded:
         """
         return None
 
+    def trial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        """A state from which a few steps do all that later steps do: sessions try with it whether equal rows of a
+        batch round equally. Arguments as of `initial_state`."""
+        return self.initial_state(batch, dtype, device)
+
     def takes_tokens(self) -> bool:
         """Whether x may be token numbers."""
+        return False
+
+    @property
+    def reads_missing(self) -> bool:
+        """Whether x may have NaN, for which the model itself holds the last value."""
         return False
 
     def arrays(self) -> dict[str, Tensor]:

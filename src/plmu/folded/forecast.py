@@ -164,11 +164,15 @@ class WindowForecast(Windowed):
 
     def read(self, windows: Tensor, phase: Tensor) -> Tensor:
         """Forecasts (..., channels, horizon) of windows (..., channels, lookback), by the phase of their last steps."""
+        return read_out(self.standard(windows, phase), self.cast(windows)["weight"])
+
+    def standard(self, windows: Tensor, phase: Tensor) -> Standard:
+        """The input of the readout for windows; arguments as of `read`."""
         arrays = self.cast(windows)
         taps, season = arrays["taps"], None
         if self.season:
             season = season_in(arrays["season_pattern"], phase, taps, self.horizon)
-        return read_out(standard(windows, taps, arrays["prior"], season), arrays["weight"])
+        return standard(windows, taps, arrays["prior"], season)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return window_state(batch, self.lookback, self.channels, dtype, device)

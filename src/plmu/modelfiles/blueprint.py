@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from plmu.core.systems import LinearSystem
 from plmu.errors import FileFormatError, TooLarge
-from plmu.nn import Bidirectional, Gated, Residual, Sequential, WeightedStack
+from plmu.nn import Bidirectional, Gated, LearningForecast, Residual, Sequential, WeightedStack
 from plmu.nn.folding import MODULES
 from plmu.nn.savable import REGISTERED
 
@@ -99,6 +99,9 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
     if isinstance(module, WeightedStack) and kind is WeightedStack:
         modules = [_describe(child, tensors, f"{where}.{i}") for i, child in enumerate(module.layers)]
         return {"class": "WeightedStack", "modules": modules}
+    if isinstance(module, LearningForecast) and kind is LearningForecast:
+        modules = [_describe(module.model, tensors, f"{where}.model")]
+        return {"class": "LearningForecast", "modules": modules, "config": dict(module.config)}
     if kind.__name__ in REGISTERED and REGISTERED[kind.__name__].kind is kind:
         config = dict(module.config)  # type: ignore[arg-type]
         for key, value in config.items():
@@ -150,7 +153,7 @@ def _build(description: Description, system: Callable[[str], LinearSystem]) -> n
         with torch.device("cpu"):
             config["system"] = system(config["system"]["system"])
     kind = REGISTERED[name].kind if name in REGISTERED else _TORCH_NAMES[name]
-    return kind(**config)
+    return kind(*(_build(inner, system) for inner in description.get("modules", ())), **config)
 
 
 def _cost(description: Description, where: str, depth: int) -> float:
@@ -173,9 +176,13 @@ def _cost(description: Description, where: str, depth: int) -> float:
         meaning, fits = meanings[key]
         if not fits(value):
             raise FileFormatError(f"{where} ({name}) has {key}={value!r}, which must be {meaning}")
+    modules = description.get("modules", ())
+    if len(modules) != (1 if name == "LearningForecast" else 0):
+        raise FileFormatError(f"{where} ({name}) has {len(modules)} modules inside")
     inside = REGISTERED[name].modules if name in REGISTERED else 0
     cost: float = _LAYER if inside is None else _MODULE * (1 + inside + max(config.get("highways", 0), 0))
     cost += sum(_MODULE * (1 + sum(map(len, member[4:5]))) for member in config.get("members", ()))
+    cost += sum(_cost(inner, f"{where}.model", depth + 1) for inner in modules)
     for order, theta in ((config.get("order"), config.get("theta")), (config.get("lag_order"), config.get("lags"))):
         if order is None or order < 1:  # a given system, or an order that the constructor refuses
             continue

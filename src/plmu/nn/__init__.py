@@ -20,6 +20,7 @@ from plmu.nn.delay import DelayLayer as DelayLayer
 from plmu.nn.encoder_decoder import EncoderDecoder as EncoderDecoder
 from plmu.nn.forecast import LookbackForecast as LookbackForecast
 from plmu.nn.highway import Highway as Highway
+from plmu.nn.learning import LearningForecast as LearningForecast
 from plmu.nn.lstm import LSTM as LSTM
 from plmu.nn.lstm import open_forget_gates as open_forget_gates
 from plmu.nn.original import LMU as LMU

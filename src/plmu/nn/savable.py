@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 from torch import nn
 
 _Layer = TypeVar("_Layer", bound=type[nn.Module])
-_LEFT_OUT = {"self", "device", "dtype"}  # the tensors have a device and a dtype
+_LEFT_OUT = {"self", "device", "dtype", "model"}  # the tensors have a device and a dtype; a model is described apart
 
 
 @dataclass(frozen=True)

@@ -114,11 +114,23 @@ def softmax(logits: list[float]) -> list[float]:
     return [power / total for power in powers]
 
 
-def load(path: Path) -> Deployed:
+@dataclass(frozen=True)
+class Learning:
+    """How a deployed forecast learns while it runs."""
+
+    half_life: float | None = None  # steps in which what was learned counts half; None for the default
+
+
+def load(path: Path, learning: Learning | None = None) -> Deployed:
     """The model of a run folder, or a model file, with the files beside it. It never executes code from them.
+
+    Args:
+        path: of the folder or the file.
+        learning: how the model learns from what it forecasts; None if it does not.
 
     Raises:
         RunError: there is no model that streams, or a file beside it is missing or damaged.
+        ValueError: it shall learn, and is not a forecast; or the half-life is not a positive number.
     """
     folder, file = model_file(path)
     experiment, name = trained_as(folder) if path.exists() else ("", "")
@@ -141,6 +153,14 @@ def load(path: Path) -> Deployed:
     forecasts = None
     if isinstance(model, LookbackForecast | PooledForecast):
         forecasts = Forecasts.of(model, outputs, folder)
+        if learning is not None:
+            forecasts = forecasts.learned(learning.half_life, folder)
+            assert forecasts.learning is not None
+            frozen = FrozenModel(forecasts.learning)
+    elif learning is not None:
+        raise ValueError(
+            f"--learn is for forecasts, whose truth comes with later samples: {file} has a model of {kind}"
+        )
     return Deployed(frozen, kind, outputs, symbols, experiment, _memory(model), forecasts)
 
 

@@ -31,6 +31,7 @@ OUTPUTS_FILE = "outputs.json"
 # Of runs on people's own data.
 SERIES_FILE = "series.json"  # the columns and the settings by which files are read
 INTERVALS_FILE = "intervals.json"  # prediction intervals of a forecast
+LEARNING_FILE = "learning.plmu"  # the sums of a forecast, by which it learns while it runs
 WHOLE_MODEL_FILE = "whole.plmu"  # a classifier of whole series, where it differs from that of streams
 NORMALIZATION_FILE = "normalization.json"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ from torch import Tensor
 
 from plmu.clock import Clock
 from plmu.errors import RunError
-from plmu.nn import LookbackForecast, PooledForecast
+from plmu.nn import LearningForecast, LookbackForecast, PooledForecast
 from plmu.runs.folder import INTERVALS_FILE, SERIES_FILE, parsed
 from plmu.runs.intervals import Intervals, bound_names
+from plmu.runs.learning import read_layer
 from plmu.runs.outputs import Outputs
 
 
@@ -27,12 +30,14 @@ class Forecasts:
         outputs: names of its columns.
         clock: of the data that it was trained on; without one, steps are numbered as rows.
         intervals: of its forecasts, if they are known.
+        learning: the layer around the model where it learns from what it forecasts; its intervals adapt.
     """
 
     model: LookbackForecast | PooledForecast
     outputs: Outputs
     clock: Clock
     intervals: Intervals | None
+    learning: LearningForecast | None = None
 
     @classmethod
     def of(cls, model: LookbackForecast | PooledForecast, outputs: Outputs, folder: Path) -> Forecasts:
@@ -59,7 +64,7 @@ class Forecasts:
 
     def state_at(self, step: int) -> Any:
         """The state of a stream whose first sample is at this step."""
-        return self.model.state_at(step, torch.float64)
+        return (self.learning or self.model).state_at(step, torch.float64)
 
     @staticmethod
     def next_step(state: Any) -> int | None:
@@ -100,24 +105,56 @@ class Forecasts:
             return {}
         time, *times = self.clock.times(last + np.arange(horizon + 1))
         answer: dict[str, Any] = {"time": time, "times": times, "forecast": self.columns(output)}
-        if self.intervals is not None:
-            mean = torch.tensor(output, dtype=torch.float64).view(1, horizon, len(names)).mT
-            answer["intervals"] = self._bounds(mean, state[0].mT, samples, names)
+        if self.learning is not None:
+            answer |= self._learned(output, state, samples, names)
+        elif self.intervals is not None:
+            answer["intervals"] = self._bounds(output, state[0].mT, samples, names)
         return answer
+
+    def learned(self, half_life: float | None, folder: Path) -> Forecasts:
+        """The same forecasts of a model that learns. Arguments as of `plmu.runs.learning.read_layer`."""
+        return replace(self, learning=read_layer(folder, self.model, self.intervals, half_life))
 
     def columns(self, output: list[float]) -> dict[str, list[float]]:
         """The forecast of each column by its name."""
         names = self.outputs.columns or self.outputs.inputs
         return {name: output[i :: len(names)] for i, name in enumerate(names)}
 
-    def _bounds(self, mean: Tensor, window: Tensor, samples: int, names: tuple[str, ...]) -> dict[str, list[float]]:
+    def _learned(self, output: list[float], state: Any, samples: int, names: tuple[str, ...]) -> dict[str, Any]:
+        """The intervals as they have adapted, where errors are known, and the running errors of each column."""
+        assert self.learning is not None
+        report = self.learning.report(torch.tensor([output], dtype=torch.float64), state)
+        lower, upper = (ends[:, 0].tolist() for ends in (report.lower, report.upper))
+        adapted, bounds = _by_name(names, self.learning.percent, lower, upper), {}
+        unknown = any(map(isnan, chain.from_iterable(adapted.values())))
+        static = self._bounds(output, state[0].mT, samples, names) if unknown and self.intervals is not None else {}
+        for name, ends in adapted.items():
+            before: list[Any] = static.get(name, [None] * len(ends))
+            bounds[name] = [old if isnan(end) else end for end, old in zip(ends, before, strict=True)]
+        answer: dict[str, Any] = {"intervals": bounds}
+        for key, values in (("mae", report.error[0]), ("mae without learning", report.without_learning[0])):
+            errors = zip(names, values.tolist(), strict=True)
+            answer[key] = {name: None if isnan(error) else error for name, error in errors}
+        return answer
+
+    def _bounds(
+        self, output: list[float], window: Tensor, samples: int, names: tuple[str, ...]
+    ) -> dict[str, list[float]]:
         assert self.intervals is not None
+        mean = torch.tensor(output, dtype=torch.float64).view(1, self.model.horizon, len(names)).mT
         rows = torch.tensor([min(samples, self.model.lookback)])
         spread = self.intervals.spread(window, rows).expand(1, len(names), 1)
         lower, upper = (ends[:, 0].tolist() for ends in self.intervals.bounds(mean, spread))
-        bounds: dict[str, list[float]] = {}
-        for channel, name in enumerate(names):
-            for place, level in enumerate(self.intervals.percent):
-                low, high = bound_names(name, level)
-                bounds |= {low: lower[place][channel], high: upper[place][channel]}
-        return bounds
+        return _by_name(names, self.intervals.percent, lower, upper)
+
+
+def _by_name(
+    names: tuple[str, ...], percent: tuple[float, ...], lower: list[Any], upper: list[Any]
+) -> dict[str, list[float]]:
+    """Ends of intervals (levels, channels, horizon) by their names, such as load-lo-80."""
+    bounds: dict[str, list[float]] = {}
+    for channel, name in enumerate(names):
+        for place, level in enumerate(percent):
+            low, high = bound_names(name, level)
+            bounds |= {low: lower[place][channel], high: upper[place][channel]}
+    return bounds

@@ -67,19 +67,21 @@ class FrozenModel:
     def fingerprint(self) -> str:
         return fingerprint(self._model)
 
-    def initial_state(self, sample: Tensor, device: torch.device) -> Any:
+    def initial_state(self, sample: Tensor, device: torch.device, trial: bool = False) -> Any:
         """The state before the first sample.
 
         Args:
             sample: (batch, features), or token numbers (batch,).
             device: the state's device.
+            trial: whether it is for a trial (`plmu.folded.Folded.trial_state`).
 
         Returns:
             A tensor, None or nested tuples of them.
         """
         dtype = sample.dtype if self.place is None else self.place.dtype
+        start = self.folded.trial_state if trial else self.folded.initial_state
         with device:  # also for a class that ignores the argument
-            return self.folded.initial_state(sample.shape[0], dtype, device)
+            return start(sample.shape[0], dtype, device)
 
     def checked_missing(self, missing: str | None) -> str:
         """What a missing sample does: the argument, else what the model itself does, else "raise".

@@ -95,8 +95,11 @@ class Rows:
             for places, positions in self._batches(rows):
                 order += places
                 numbers = self.index([rows[place] for place in places])
-                samples = self._filled(numbers, x if len(places) == len(rows) else x[self.index(places)])
-                out, taken, state = self._batch(numbers, positions, samples)
+                raw = x if len(places) == len(rows) else x[self.index(places)]
+                samples = self._filled(numbers, raw)
+                tells = self.missing == "hold" and self.frozen.folded.reads_missing
+                present = ~torch.isnan(raw) if tells and not finite(raw) else None
+                out, taken, state = self._batch(numbers, positions, samples, present)
                 outputs.append(out)
                 counts.append(taken)
                 steps.append(self._next(numbers, taken, state, samples))
@@ -120,7 +123,7 @@ class Rows:
 
     def _rows_round_equally(self) -> bool:
         """Whether equal rows of a batch have equal outputs, wherever they are: a trial, whose numbers do not matter."""
-        state, count = self.start, self.zeros[0].numel()
+        state, count = self.frozen.initial_state(self.zeros, self.zeros.device, trial=True), self.zeros[0].numel()
         numbers = torch.arange(1, _TRIED_STEPS * count + 1, device=self.zeros.device)
         if self.frozen.takes_tokens:
             numbers = numbers % (self.frozen.vocabulary or 1)
@@ -164,15 +167,19 @@ class Rows:
             filled.append(last)
         return torch.stack(filled, 1)
 
-    def _batch(self, rows: Tensor, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def _batch(
+        self, rows: Tensor, positions: Tensor, x: Tensor, present: Tensor | None
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Outputs of rows at these positions of a batch, the number of samples each can take, and their states then.
+        `present` tells a model that reads missing values which of x it was given.
 
         Each step begins with copies of the state and the sample: kernels round by how their arguments lie in memory,
         and the bits must not depend on how many steps are taken at once.
         """
         time = x.shape[1]
         full = len(positions) == self.width and self.same_anywhere
-        state, batch = [states[rows] for states in self.states], x.transpose(0, 1)
+        state = [states[rows] for states in self.states]
+        batch = (x if present is None else torch.where(present, x, torch.nan)).transpose(0, 1)
         if not full:
             state = [start.index_copy(0, positions, row) for start, row in zip(leaves(self.start), state, strict=True)]
             batch = self.zeros.expand(time, *self.zeros.shape).index_copy(1, positions, batch)

@@ -87,9 +87,11 @@ class Stream:
                 overflow. The state is unchanged: continue with other samples, or call `reset()`.
         """
         with torch.inference_mode():
-            sample, single = self._sample(x)
+            sample, single, present = self._sample(x)
             try:
-                out, state = self._step(sample, self._state)
+                out, state = self._step(
+                    sample if present is None else torch.where(present, sample, torch.nan), self._state
+                )
             except IndexError as error:
                 raise ValueError(f"a token number is out of range: {error}") from error
             if self._state is None:
@@ -160,10 +162,13 @@ class Stream:
             f" {advice}"
         )
 
-    def _sample(self, x: Any) -> tuple[Tensor, bool]:
-        """The sample with a batch axis, checked and its missing values filled; and whether it had no batch axis."""
+    def _sample(self, x: Any) -> tuple[Tensor, bool, Tensor | None]:
+        """The sample with a batch axis, checked and its missing values filled; whether it had no batch axis; and which
+        values are known, where the model wants to know that some are missing."""
+        tells = self.missing == "hold" and self._frozen.folded.reads_missing
         if x is None:
-            return self._filled(None), self._single
+            filled = self._filled(None)
+            return filled, self._single, torch.zeros_like(filled, dtype=torch.bool) if tells else None
         place = self._last if self._place is None else self._place
         sample = as_sample(x, self._tokens, place)
         if self._tokens:
@@ -188,7 +193,7 @@ class Stream:
                 f"this stream has samples of shape {tuple(self._last.shape)} (with the batch), got"
                 f" {tuple(sample.shape)}: call reset() to start another one"
             )
-        return self._filled(sample) if missing else sample, single
+        return self._filled(sample) if missing else sample, single, ~torch.isnan(sample) if missing and tells else None
 
     def _filled(self, sample: Tensor | None) -> Tensor:
         what = "None" if sample is None else "NaN"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+import torch
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -26,7 +27,8 @@ except ImportError:  # Windows
 
 import plmu
 from plmu.errors import RunError
-from plmu.runs.deployed import Deployed, load
+from plmu.runs.deployed import Deployed, Learning, load
+from plmu.runtime.state_tree import leaves
 from plmu.serve.access import Access, checked_token
 from plmu.serve.app import Server
 from plmu.serve.batching import Batcher
@@ -66,6 +68,7 @@ class Options:
     hosts: Sequence[str] = ()  # names by which it may be called, apart from this machine's own
     origins: Sequence[str] = ()  # of pages of other sites that may use it
     root: str = ""  # the path below which a proxy has it
+    learning: Learning | None = None  # how the sessions of a forecast learn; None if they do not
 
 
 def make_server(deployed: Deployed, options: Options) -> Server:
@@ -100,7 +103,9 @@ def checked_root(root: str) -> str:
 
 def usual_width(frozen: plmu.FrozenModel) -> int:
     """Rows of a batch, a power of two from 16 to 256: the smaller the model, the more."""
-    size = max(1, sum(array.numel() for name, array in frozen.folded.arrays().items() if not name.endswith("table")))
+    size = sum(array.numel() for name, array in frozen.folded.arrays().items() if not name.endswith("table"))
+    start = frozen.folded.initial_state(1, torch.float64, torch.device("cpu"))
+    size = max(1, size, sum(leaf.numel() for leaf in leaves(start)))
     return int(2 ** max(4, min(8, (BATCH_COST // size).bit_length() - 1)))
 
 
@@ -115,7 +120,7 @@ def serve(run: Path, options: Options, ready: Callable[[str], None] | None = Non
     checked_token(options.host, options.token)
     if not 0 <= options.port <= MOST_PORT:
         raise ValueError(f"--port must be 0 to {MOST_PORT}, got {options.port}")
-    deployed = load(run)
+    deployed = load(run, options.learning)
     most, backlog = open_files(options.limits.most_connections)
     with _listening(options, backlog) as listening:
         shown = f"[{options.host}]" if listening.family == socket.AF_INET6 else options.host

@@ -32,6 +32,7 @@ from plmu.nn.pooled import PooledForecast
 from plmu.runs.experiment import Config, Experiment, Predictions
 from plmu.runs.folder import SERIES_FILE
 from plmu.runs.intervals import Intervals as StoredIntervals
+from plmu.runs.learning import write_sums
 from plmu.timeseries import forecast_files, series
 from plmu.timeseries.choosing import VALIDATED, standard_deviation
 from plmu.timeseries.forecast_models import (
@@ -45,6 +46,7 @@ from plmu.timeseries.forecast_models import (
 from plmu.timeseries.forecast_predictions import predict
 from plmu.timeseries.forecaster import Forecaster
 from plmu.timeseries.intervals import Intervals, unseen_errors
+from plmu.timeseries.learning_stream import learning_model
 from plmu.timeseries.public_holidays import country_of
 from plmu.timeseries.saved_forecasts import named, read_tested, score_other_file
 from plmu.timeseries.scores import Scores, baselines, model_method, score
@@ -161,6 +163,7 @@ class Forecast(Experiment):
             final = task.refitted.model
             lines.append("the saved model is fitted to all rows, test rows included")
         forecast_files.write_model(folder, split, final, intervals)
+        write_sums(folder, learning_model(final, split, intervals, task.fitted.validation_))
         return [*lines, f"next: plmu predict {folder} {config.data.file}{_future(split)}"]
 
     def saved_model(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> nn.Module:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -13,12 +14,14 @@ import numpy as np
 import torch
 
 from plmu.errors import DataError
+from plmu.runs.learning import LEVELS
 from plmu.runtime.stream import Stream
 from plmu.timeseries.choosing import fit
 from plmu.timeseries.comparing import Options
 from plmu.timeseries.cross_validation import Tested, before, last_pieces, tested_table
 from plmu.timeseries.fitted import Fitted
 from plmu.timeseries.frames import as_list, is_list_of_series
+from plmu.timeseries.learning_stream import LearningStream, as_half_life, learning_model
 from plmu.timeseries.long_frames import is_long, library_of
 from plmu.timeseries.partial import steps_of
 from plmu.timeseries.predictions import ForecastModel, at_phase, level_of, stream_after
@@ -471,20 +474,39 @@ class Forecaster(UpdatableForecaster):
         fitted = self._fitted
         plot_forecasts(Path(path), fitted.series("plot"), fitted.unrefitted, fitted.intervals(_levels(level) or ()))
 
-    def stream(self, *, start: int | None = None) -> Stream:
+    def stream(self, *, start: int | None = None, learn: bool = False, half_life: float | None = None) -> Stream:
         """A stream of `model`: push a sample (channels,), get the next `horizon` values, flat, steps ahead first.
+
+        >>> stream = forecaster.stream(learn=True)
+        >>> stream.push(sample)  # is forecast, and earlier forecasts are scored and learned as they come true
+        >>> stream.report().lower  # of intervals that adapt, and the running error
 
         Args:
             start: the number of the first sample, counted from the first row of `fit`. By default the stream continues
                 the series of `fit`.
+            learn: whether it learns from what it forecasts, and its intervals adapt (`plmu.nn.LearningForecast`).
+            half_life: steps in which what was learned counts half; by default 8,000. `math.inf` forgets nothing.
+
+        Returns:
+            The stream; with `learn` it has a method `report`.
         """
         self._check_fitted()
+        if half_life is not None and not learn:
+            raise ValueError(f"half_life={half_life!r} is for streams that learn: give learn=True")
+        streamed: Callable[[ForecastModel], Stream] = Stream
+        if learn:
+            streamed = partial(self._learning_stream, half_life=as_half_life(half_life))
         if start is not None:
-            return Stream(at_phase(self.model, start))
+            return streamed(at_phase(self.model, start))
         pieces = self._fitted.series("stream").data.pieces
         if len({piece.name for piece in pieces}) > 1 or self._fitted.several:
             raise ValueError("give start: the estimator was fitted to several series")
-        return stream_after(self.model, pieces[-1])
+        return stream_after(self.model, pieces[-1], streamed)
+
+    def _learning_stream(self, model: ForecastModel, half_life: float | None) -> LearningStream:
+        """A stream of a model, this one's or the same at another phase, that learns."""
+        split, intervals = self._fitted.series("stream(learn=True)"), self._fitted.intervals(LEVELS)
+        return LearningStream(learning_model(model, split, intervals, self.validation_, half_life))
 
     @classmethod
     def from_run(cls, folder: str | Path) -> Forecaster:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -148,11 +148,11 @@ def with_options(model: ForecastModel, **options: Any) -> ForecastModel:
     return other.eval()
 
 
-def stream_after(model: ForecastModel, piece: Piece) -> Stream:
-    """A stream of the model that continues a series."""
+def stream_after(model: ForecastModel, piece: Piece, streamed: Callable[[ForecastModel], Stream] = Stream) -> Stream:
+    """A stream of the model that continues a series; `streamed` makes it."""
     lags = model.lags - 1 if isinstance(model, CovariateForecast) else 0
     first = max(0, len(piece) - model.lookback - lags)
-    stream = Stream(at_phase(model, piece.start + first))
+    stream = streamed(at_phase(model, piece.start + first))
     covariates = _known_covariates(piece)
     for row in range(first, len(piece)):
         sample = piece.values[row]
