@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from closeness import within
 
 import plmu
 from plmu.nn import LookbackForecast
@@ -62,10 +63,10 @@ def reference_sums(
 def assert_close(sums: ReadoutSums, other: ReadoutSums) -> None:
     """Relative to the powers of the two factors of each product."""
     power = sums.gram.diagonal(dim1=1, dim2=2).sqrt()
-    near = sums.gram - other.gram
-    assert float((near.abs() / (power[:, :, None] * power[:, None]).clamp(min=1e-30)).max()) < EXACT
+    near = (sums.gram - other.gram).abs() / (power[:, :, None] * power[:, None]).clamp(min=1e-30)
+    within(float(near.max()), EXACT)
     cross = (sums.cross - other.cross).abs().amax(2) / (power * sums.cross.abs().max() + 1e-30)
-    assert float(cross.max()) < EXACT
+    within(float(cross.max()), EXACT)
     assert sums.count == pytest.approx(other.count, rel=EXACT)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closeness import within
 
 import plmu
 from plmu.errors import FileFormatError
@@ -61,7 +62,7 @@ def assert_readout(classifier: plmu.SequenceClassifier, x: np.ndarray, labels: n
     scores = x @ linear.weight.double().numpy().T + linear.bias.double().numpy()
     expected = x @ weight.T + bias
     size = np.abs(x) @ np.abs(weight).T + np.abs(bias)
-    assert (np.abs(scores - expected) / size).max() < 4 * torch.finfo(torch.float32).eps
+    within((np.abs(scores - expected) / size).max(), 4 * torch.finfo(torch.float32).eps)
 
 
 @pytest.mark.parametrize("half_life", [None, 25])
@@ -93,7 +94,7 @@ def test_pieces_are_the_whole_with_more_examples_than_features() -> None:
     assert sums.rows is None
     for name in ("gram", "sums", "counts"):
         one, other = getattr(sums, name), getattr(expected, name)
-        assert float((one - other).abs().max()) < EXACT * float(other.abs().max())
+        within(float((one - other).abs().max()), EXACT * float(other.abs().max()))
     x = pieces._features_of([array[:, None] for array in series]).float().double().numpy()
     assert len(x) > x.shape[1]
     assert_readout(pieces, x, labels, np.ones(400))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from learned_sums import LATER, MEMORY, ROWS, assert_close, course, member_sums,
 import plmu
 from plmu.errors import FileFormatError
 from plmu.modelfiles.files import load_attached, save_attached
+from plmu.runs.folder import SERIES_FILE
+from plmu.timeseries.forecast_files import write_model
 
 OPTIONS: list[dict[str, Any]] = [
     {**MEMORY},
@@ -49,6 +53,28 @@ def test_it_goes_on_bit_for_bit(options: dict[str, Any], path: Path) -> None:
         np.testing.assert_array_equal(loaded.stream().push(data[-1]), forecaster.stream().push(data[-1]))
     assert loaded.get_params() == forecaster.get_params()
     assert loaded.validation_["model"] == forecaster.validation_["model"]
+
+
+@pytest.mark.parametrize("options", [MEMORY, {"horizon": 6, "pooled": True}], ids=["memory", "pooled"])
+def test_a_pickled_estimator_goes_on(options: dict[str, Any]) -> None:
+    data = course()
+    forecaster = plmu.Forecaster(**options).fit(data[:ROWS]).partial_fit(data[ROWS : ROWS + 9])
+    other = pickle.loads(pickle.dumps(forecaster))
+    for estimator in (forecaster, other):
+        estimator.partial_fit(data[ROWS + 9 :])
+    np.testing.assert_array_equal(other.predict(level=80).upper, forecaster.predict(level=80).upper)
+
+
+def test_a_run_has_no_rows_to_learn_from(tmp_path: Path) -> None:
+    rows = course()[:, 0]
+    forecaster = plmu.Forecaster(**MEMORY).fit(rows)
+    fitted = forecaster.fitted_
+    (tmp_path / SERIES_FILE).write_text(json.dumps(fitted.settings.described()))
+    write_model(tmp_path, fitted.series("test"), forecaster.model, fitted.intervals((0.8,)))
+    run = plmu.Forecaster.from_run(tmp_path)
+    for method in (lambda: run.partial_fit(rows), lambda: run.save(tmp_path / "f.plmu", updatable=True)):
+        with pytest.raises(ValueError, match="needs the series of fit, and this estimator is of a run's folder"):
+            method()
 
 
 def test_frames_files_and_lists_come_back(tmp_path: Path) -> None:

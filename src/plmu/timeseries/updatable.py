@@ -199,6 +199,7 @@ class UpdatableForecaster(Estimator):
         """The sums so far: those of `fit` before any other rows."""
         if self._fitted.learning is not None:
             return self._fitted.learning
+        self._fitted.series("partial_fit")
         if self._fitted.started is None:
             self._fitted.started = Learning.of(self._fitted, self.validation_, self.half_life)
         return self._fitted.started
