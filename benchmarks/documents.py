@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import panel_tables, single_series_tables, tables
+from benchmarks import learning_tables, panel_tables, single_series_tables, tables
 from plmu.cli.report import load
 from plmu.cli.tables import HEADER, rows, shown, titled
 from plmu.runs.folder import read_json
@@ -130,6 +130,7 @@ _CALLS = ("bench-calls-cuda.json", "python -m benchmarks.calls --json results/be
 _LAYERS = ("bench-layers-cuda.json", "python -m benchmarks.layers --out results")
 _ALGORITHMS = ("bench-algorithms-cuda.json", "plmu bench algorithms --device cuda")
 _TRAINING = ("bench-training-time-cuda.json", "plmu bench training-time --device cuda")
+_LEARNING = ("learning.json", "python -m benchmarks.learning --json results")
 _PANELS = (("panels.json", "panels-peers.json"), "python -m benchmarks.panels --json results")
 # Other tables: the file or the files, the command that writes the first, and what makes the table.
 BENCHMARKS: dict[str, tuple[str | tuple[str, ...], str, Callable[..., str]]] = {
@@ -178,6 +179,10 @@ BENCHMARKS: dict[str, tuple[str | tuple[str, ...], str, Callable[..., str]]] = {
     "panel-m4": (*_PANELS, panel_tables.competition),
     "panel-intervals": (*_PANELS, panel_tables.intervals),
     "panel-seconds": (*_PANELS, panel_tables.seconds),
+    "learning-sets": (*_LEARNING, learning_tables.sets),
+    "learning-coverage": (*_LEARNING, learning_tables.coverage),
+    "learning-after": (*_LEARNING, learning_tables.after),
+    "learning-cost": (*_LEARNING, learning_tables.cost),
     "single-series": (
         "single-series.json",
         "python -m benchmarks.single_series --peers PYTHON --json results",

@@ -14,6 +14,7 @@ from closeness import assert_same, within
 from torch import Tensor
 
 import plmu
+from plmu.exports.builder import NotExportable
 from plmu.folded.learning import Learned
 from plmu.folded.scoring import SLOTS
 from plmu.nn import CovariateForecast, LearningForecast, LookbackForecast, PooledForecast
@@ -385,3 +386,27 @@ def test_a_long_horizon_scores_forecasts_at_intervals() -> None:
     count = scored.steps[0, :, 0, 0]
     assert bool((count >= (200 - 67) // 3).all())
     assert bool((count <= 200 // 3 + 1).all())
+
+
+def test_sums_that_forget_stay_exact() -> None:
+    """After many more steps than the half-life they are what a sum over all windows with their weights gives."""
+    model, half_life, time = look_back(1), 20.0, 1200
+    layer = LearningForecast(model, half_life=half_life, reject=NEVER)
+    x = torch.randn(1, time, 1, dtype=torch.float64)
+    x[:, :200] *= 1e6  # of which nothing may be left
+    _, state = layer(x)
+    ends = torch.arange(model.lookback - 1, time - model.horizon)
+    windows = x[:, :, 0].unfold(1, model.lookback, 1)[:, : len(ends)]  # (1, windows, lookback)
+    weights = 0.5 ** ((ends[-1] - ends).double() / half_life)
+    features = layer.features(windows.transpose(0, 1), ends)[:, 0]
+    expected = (features * weights[:, None]).mT @ features
+    error = (learned(state).gram[0, 0] - expected).abs().max() / expected.abs().max()
+    within(float(error), 1e4 * EPS)  # sums of 1,000 products, and as many products with the decay
+    # What the first windows leave is 0.5^50 of 10^12 times the others.
+    within(float((learned(state).weight[0, 0] - weights.sum()).abs() / weights.sum()), 1e4 * EPS)
+
+
+@pytest.mark.parametrize("to", ["onnx", "c"])
+def test_an_export_says_that_it_cannot_learn(to: str, tmp_path: Path) -> None:
+    with pytest.raises(NotExportable, match="files of other programs do not learn: export its model"):
+        plmu.export(LearningForecast(look_back()), tmp_path, to=to)

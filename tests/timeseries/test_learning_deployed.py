@@ -150,6 +150,25 @@ def test_cut_anywhere_a_stream_goes_on_as_if_uncut(cut: int, load_run: Path, tmp
         show(load_run, lines[:1], Options(state=state))  # without --learn
 
 
+def test_what_was_learned_goes_on_after_a_long_gap(load_run: Path) -> None:
+    """A new sequence begins, with the sums and the intervals of the one before."""
+    lines = later_lines()
+    gap = lines[:310] + [line.replace("2024-", "2028-") for line in lines[310:]]  # four years later
+    answers = streamed(load_run, gap, Options(json=True, missing="hold", learning=Learning()))
+    assert [place for place, answer in enumerate(answers) if answer.get("end")] == [310]
+    assert answers[311]["mae"] == answers[309]["mae"]
+    known = deployed.load(load_run, Learning()).forecasts
+    assert known is not None
+    assert known.learning is not None
+    x = torch.tensor([[float(cell) for cell in line.split(",")[1:]] for line in lines], dtype=torch.float64)[None]
+    _, state = known.learning(x[:, :310], known.state_at(known.first_step))
+    after = known.state_at(known.clock.step_of(answers[311]["time"]), state)
+    out, _ = known.learning(x[:, 310:], after)
+    got = torch.tensor([answers[-1]["forecast"][name] for name in ("load", "temp")], dtype=torch.float64).mT
+    torch.testing.assert_close(got, out[0, -1].unflatten(0, (HORIZON, 2)), rtol=1e-5, atol=1e-5)
+    assert torch.equal(after[-1].gram, state[-1].gram)
+
+
 def test_missing_and_absurd_lines(load_run: Path) -> None:
     """Forecasts go on, and the intervals do not become wide for long."""
     lines = later_lines()[:190]

@@ -151,7 +151,8 @@ class LineStream:
         step = None if time is None else step_of(forecasts.clock, time)
         if step is not None and self.options.time is not None:
             raise ValueError(f"it has a time, {time}: leave out --time {self.options.time}, which is for lines without")
-        expected = forecasts.next_step(self.stream.state) if self.stream.steps else None
+        before = self.stream.state if self.stream.steps else None
+        expected = None if before is None else forecasts.next_step(before)
         gap = 0 if step is None or expected is None else step - expected
         if gap and expected is not None and self._fill(gap, forecasts.time_of(expected), forecasts.model.lookback):
             self._end()
@@ -159,7 +160,7 @@ class LineStream:
         warning = None
         if not self.stream.steps:
             step, warning = self._first_step(step, forecasts)
-            self.stream.reset(forecasts.state_at(step))
+            self.stream.reset(forecasts.state_at(step, before))
         output = self.stream.push(sample).tolist()
         following = forecasts.next_step(self.stream.state)
         assert following is not None

@@ -11,7 +11,7 @@ from torch import Tensor
 from plmu import folded
 from plmu.exports import program as ops
 from plmu.exports.program import Operation, Value, Weight
-from plmu.folded import Folded
+from plmu.folded import Folded, LearningForecast
 
 Lowering = Callable[..., tuple[Value, Any]]  # (builder, part, x, state) -> (output, next state)
 
@@ -41,6 +41,11 @@ class Builder:
     @staticmethod
     def unknown(part: Folded) -> NotExportable:
         """The error for a kind of part that has no lowering."""
+        if isinstance(part, LearningForecast):
+            return NotExportable(
+                "LearningForecast cannot be exported, since files of other programs do not learn: export its model,"
+                " whose forecasts are those before anything is learned"
+            )
         return NotExportable(
             f"{name_of(part)} cannot be exported: plmu does not know what it computes."
             " Give its class a fold() that returns kinds of plmu.folded"

@@ -22,10 +22,10 @@ from torch import Tensor
 from plmu.folded.windowed import bounded
 
 SLOTS = 32  # forecasts that wait, at most
-UNIT = 0.5 ** (1 / 40)  # by how much the running error keeps of what it was
-STEP = 0.03  # of the quantiles, in units of the running error
+UNIT = 0.5 ** (1 / 30)  # by how much the running error keeps of what it was
+STEP = 0.05  # of the quantiles, in units of the running error
 FIRST = 4.0  # the first steps are as large as this over the number of errors
-RATE = 0.002  # at which the share that shall be beyond follows the misses
+RATE = 0.001  # at which the share that shall be beyond follows the misses
 GROSS = 8.0  # an error of so many running errors is one of an event
 LARGEST = 4.0  # running errors; larger errors count as this in the running error
 SURE = 40.0  # errors that given quantiles count as

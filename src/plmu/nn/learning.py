@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from plmu import folded
 from plmu.core.systems import DelayNetwork
 from plmu.folded import Folded
-from plmu.folded.learning import Learning
+from plmu.folded.learning import Learned, Learning
 from plmu.folded.scoring import Scoring
 from plmu.folded.states import leaves, map_state
 from plmu.folded.windowed import Windowed, bounded
@@ -229,15 +229,20 @@ class LearningForecast(Steppable):
         arrays = (getattr(self, name).to(device, torch.float64) for name in ("gram", "low", "high"))
         return (*self.model.initial_state(batch, dtype, device), self.learning.start(batch, *arrays))
 
-    def state_at(self, step: int, dtype: torch.dtype | None = None) -> Any:
+    def state_at(self, step: int, dtype: torch.dtype | None = None, before: Any = None) -> Any:
         """The state of one sequence before its first step, with a preset number of that step.
 
         Args:
             step: the number of the first step, as of the model.
             dtype: the precision of x; that of the model's weights by default.
+            before: a state after which the sequence begins anew, as after a long gap: what was learned goes on.
         """
-        before = self.model.state_at(step, dtype)
-        return (*before, self.initial_state(1, before[0].dtype, before[0].device)[-1])
+        start = self.model.state_at(step, dtype)
+        learned: Learned = self.initial_state(1, start[0].dtype, start[0].device)[-1]
+        if before is not None:
+            rows = {name: getattr(learned, name) for name in ("rows", "odd", "counts")}
+            learned = before[-1]._replace(**rows)
+        return (*start, learned)
 
     def _entrance(self) -> nn.Module | None:
         return self.model

@@ -62,9 +62,12 @@ class Forecasts:
         """The step at which a stream is taken to begin if no time is given: the one after the training data."""
         return self.model.first_number if self.outputs.next_step is None else self.outputs.next_step
 
-    def state_at(self, step: int) -> Any:
-        """The state of a stream whose first sample is at this step."""
-        return (self.learning or self.model).state_at(step, torch.float64)
+    def state_at(self, step: int, before: Any = None) -> Any:
+        """The state of a stream whose first sample is at this step. After the state `before` what was learned goes
+        on."""
+        if self.learning is None:
+            return self.model.state_at(step, torch.float64)
+        return self.learning.state_at(step, torch.float64, before)
 
     @staticmethod
     def next_step(state: Any) -> int | None:

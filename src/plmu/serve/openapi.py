@@ -140,6 +140,8 @@ def _schemas(model: dict[str, Any], limits: Limits) -> dict[str, Schema]:
         "times": {"type": "array", "items": TEXT, "description": "Of the steps ahead."},
         "forecast": {**by_name, "description": "Of each column, step by step."},
         "intervals": {**by_name, "description": "Ends of prediction intervals, such as load-lo-80."},
+        "mae": {"type": "object", "description": "With --learn: the running mean absolute error of each column."},
+        "mae without learning": {"type": "object", "description": "That of the model that was trained."},
         "warning": {**TEXT, "description": "That no time was given, and which one is taken."},
         "next": {"type": "array", "items": likeliest, "maxItems": LIKELIEST},
         "closed": TRUE,
