@@ -9,6 +9,7 @@ from plmu.folded.attention import WindowAttention
 from plmu.folded.base import Folded, Place, Stateless, wide_dtype
 from plmu.folded.base import fold as fold
 from plmu.folded.blocks import SelectiveMemory, Taps
+from plmu.folded.continued import Continued
 from plmu.folded.forecast import CovariateForecast, WindowForecast
 from plmu.folded.functions import Affine, Applied, Carry, Function, Gate, Identity, Lookup, Norm, Scale, Unit
 from plmu.folded.joining import chain
@@ -24,6 +25,7 @@ __all__ = [
     "Applied",
     "Carry",
     "Chain",
+    "Continued",
     "CoupledMemory",
     "CovariateForecast",
     "Delay",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from copy import copy
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from plmu.nn.steppable import Steppable
-from plmu.runtime.frozen import FrozenModel, as_sample, converted
+from plmu.runtime.frozen import PASS, FrozenModel, as_sample, converted
 from plmu.runtime.state_tree import (
     check_kind,
     finite,
@@ -163,7 +164,10 @@ class Stream:
     def _sample(self, x: Any) -> tuple[Tensor, bool]:
         """The sample with a batch axis, checked and its missing values filled; and whether it had no batch axis."""
         if x is None:
-            return self._filled(None), self._single
+            if self.missing == PASS and self._last is None:
+                x = [math.nan] * (self._frozen.features or 1)
+            else:
+                return self._filled(None), self._single
         place = self._last if self._place is None else self._place
         sample = as_sample(x, self._tokens, place)
         if self._tokens:
@@ -194,6 +198,8 @@ class Stream:
         what = "None" if sample is None else "NaN"
         if sample is not None and bool(torch.isinf(sample).any()):
             raise ValueError(f"a sample holds infinity, or a number too large for {sample.dtype}")
+        if self.missing == PASS:
+            return torch.full_like(self._last, math.nan) if sample is None else sample  # type: ignore[arg-type]
         if self.missing == "raise":
             raise ValueError(f"a sample is {what}: create the stream with missing='hold' or missing='zero' to continue")
         if sample is None:

@@ -1,0 +1,226 @@
+"""Series to watch for anomalies: read as those of forecasts are, but values that are missing stay missing; and labels,
+which are read apart, so that nothing is fitted to them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plmu.clock import Clock, Steps
+from plmu.data.files import DataConfig
+from plmu.errors import DataError
+from plmu.timeseries import series
+from plmu.timeseries.columns import Columns
+from plmu.timeseries.frames import Form, as_list, data_of, is_list_of_series
+from plmu.timeseries.long_frames import LongFrame, library_of
+from plmu.timeseries.reader_options import configured
+from plmu.timeseries.series import Numbers, Piece, SeriesConfig, SeriesData
+
+LONGEST = 2048  # steps of a gap that the model takes as missing samples; of a longer one the phase counts
+LABELS = frozenset(("label", "anomaly", "is_anomaly", "outlier", "is_outlier"))  # names of columns of labels
+Labels = dict[tuple[str, int], bool]  # by the name of a series and the clock's step
+
+
+@dataclass
+class AnomalyConfig(DataConfig):
+    """Which series, and how they are read."""
+
+    file: Path | None = None
+    """CSV, Parquet, NumPy, JSON or Excel file of yours, or a folder of them with a series each."""
+    time: str | None = None
+    """Column of times, "" for none. Default: detected. Without one, rows are equally far apart."""
+    values: tuple[str, ...] = ()
+    """Columns to watch. Default: all columns of numbers that vary."""
+    label: str | None = None
+    """Column that is 1 or true at anomalies: precision and recall are reported, and nothing is fitted to it. "" for
+    none. Default: a column of 0 and 1 that is called label, anomaly, is_anomaly, outlier or is_outlier."""
+    id: str | None = None
+    """Column that names the series of a row, where a file holds several; or columns, with commas; "" for a single
+    series. Default: detected where times repeat."""
+    step: str | None = None
+    """Time between rows, such as 15min, 1h, 1d or 1mo. Where rows are closer, those of one step are averaged, or what
+    --data.duplicates says. Default: detected."""
+    longest_gap: int = 48
+    """Longest gap, in steps, that is one series of rows; at longer ones a series is split, and what was learned stays."""
+    irregular: Literal["grid", "rows", "raise"] = "grid"
+    """Times off the grid: move them to the nearest step, take rows as equally far apart, or raise."""
+    duplicates: Literal["mean", "sum", "first", "last", "raise"] = "mean"
+    """Rows with the same time, or of the same step: their mean, their sum, the first, the last, or raise."""
+    bad: Literal["raise", "missing"] = "raise"
+    """Text in a column of numbers, or text in the column of times that is not a time: raise, or take it as missing."""
+    absent: tuple[float, ...] = ()
+    """Numbers that stand for a missing value, such as -999."""
+    day_first: bool | None = None
+    """Whether 2/1/2024 is the second of January. Default: detected."""
+    header: bool | None = None
+    """Whether the first line of a CSV file names the columns. Default: detected."""
+
+    def __post_init__(self) -> None:
+        if self.longest_gap < 0:
+            raise ValueError(f"data.longest_gap must be at least 0, got {self.longest_gap}")
+
+    def reading(self) -> SeriesConfig:
+        """The same options for the reader of series."""
+        shared = {field.name for field in fields(SeriesConfig)} & {field.name for field in fields(self)}
+        return _Unfilled(**{name: getattr(self, name) for name in shared}, most_rows=0)
+
+
+@dataclass
+class _Unfilled(SeriesConfig):
+    """How series are read whose gaps stay."""
+
+    @property
+    def filling(self) -> str:
+        return "they stay missing"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A series as the model takes it: the rows of all its pieces, and missing samples in the gaps between them."""
+
+    name: str
+    values: Numbers  # (samples, channels), NaN where nothing was measured
+    rows: NDArray[np.int64]  # the samples that are steps of the series: all but those of long gaps
+    steps: Steps  # the clock's step of each of these
+    pieces: Sequence[Piece]
+    source: int = 0  # the number of the array or frame that it is of
+
+    @property
+    def following(self) -> int:
+        """The clock's step after the last."""
+        return int(self.steps[-1]) + 1
+
+    def digest(self, samples: int) -> str:
+        """A hash of the first samples, and where the series begins."""
+        content = np.where(np.isnan(self.values[:samples]), np.nan, self.values[:samples])
+        content = np.ascontiguousarray(content, dtype="<f8") + 0.0  # there is one zero
+        return hashlib.sha256(f"{self.steps[0]} {content.shape}".encode() + content.tobytes()).hexdigest()
+
+
+@dataclass
+class Recording:
+    """Series that were read, and the labels of their steps."""
+
+    data: SeriesData
+    label: str | None = None  # the column of labels
+    labels: Labels | None = None
+    form: Form | None = None  # of arrays, and of frames of a list
+    several: bool = False  # whether they are a list
+
+    def watched(self, season: int) -> list[Watched]:
+        """The series as a model with this season takes them."""
+        named: dict[tuple[str, int], list[Piece]] = {}
+        for piece in self.data.pieces:
+            named.setdefault((piece.name, piece.source), []).append(piece)
+        return [_watched(pieces, season) for pieces in named.values()]
+
+
+def samples_of_gap(steps: int, season: int) -> int:
+    """The number of missing samples that stand for a number of steps between two rows, which is negative where they
+    overlap: a long gap, or one back in time, only moves the phase of the season."""
+    if 0 <= steps <= LONGEST:
+        return steps
+    return LONGEST + (steps - LONGEST) % max(season, 1) if steps > 0 else steps % max(season, 1)
+
+
+def _watched(pieces: Sequence[Piece], season: int) -> Watched:
+    parts: list[Numbers] = []
+    rows: list[NDArray[np.int64]] = []
+    steps: list[Steps] = []
+    samples = 0
+    for number, piece in enumerate(pieces):
+        if number:
+            count = samples_of_gap(piece.start - pieces[number - 1].last - 1, season)
+            parts.append(np.full((count, piece.values.shape[1]), np.nan))
+            samples += count
+        parts.append(np.where(piece.measured, piece.values, np.nan))
+        rows.append(samples + np.arange(len(piece)))
+        steps.append(piece.start + np.arange(len(piece)))
+        samples += len(piece)
+    first = pieces[0]
+    return Watched(first.name, np.concatenate(parts), np.concatenate(rows), np.concatenate(steps), pieces, first.source)
+
+
+def read(X: Any, like: tuple[Columns, Clock] | None = None, label: str | None = None, **options: Any) -> Recording:
+    """The series of a file, a frame, an array or a list of these.
+
+    Args:
+        X: as in `plmu.AnomalyDetector.fit`.
+        like: columns and clock of the series that a model was fitted to, to read others alike.
+        label: the column of labels of a file or a frame.
+        options: of `AnomalyConfig`, for a file or a frame.
+
+    Raises:
+        ValueError: X is an array with infinite or too large values, or of another shape.
+        DataError: the file, or the frame, is at fault.
+    """
+    if isinstance(X, SeriesData):
+        return Recording(X)
+    if isinstance(X, str | os.PathLike):
+        return load(configured(AnomalyConfig, Path(X), {**options, "label": label}, "fit"), like)
+    if library_of(X) is not None:
+        config = configured(AnomalyConfig, "X", {**options, "label": label}, "fit")
+        names = (config.time, config.id) if like is None else (like[0].time, like[0].id)
+        return load(config, like, LongFrame.of(X, names))
+    if label or options:
+        name = "label" if label else next(iter(options))
+        raise ValueError(f"{name} is for data frames and files: X must be one of them")
+    tables, several = as_list(X, "X", missing=True), is_list_of_series(X)
+    if like is None:
+        return Recording(data_of(tables, (), None), form=tables[0].form, several=several)
+    columns, clock = like
+    if tables[0].values.shape[1] != len(columns.values):
+        raise ValueError(
+            f"X has {tables[0].values.shape[1]} channels, and the detector was fitted to {len(columns.values)}:"
+            f" {', '.join(columns.values)}"
+        )
+    data = SeriesData(columns, clock, [], other=True)
+    for place, table in enumerate(tables):
+        data.pieces += table.on(clock).pieces(place, data, f"X[{place}]" if several else "X")
+    return Recording(data, form=tables[0].form, several=several)
+
+
+def load(
+    config: AnomalyConfig, like: tuple[Columns, Clock] | None = None, frame: LongFrame | None = None
+) -> Recording:
+    """The series of the configuration's file, or of a frame, and their labels, if it has any.
+
+    Raises:
+        DataError: there is no file, or something in it is at fault.
+    """
+    reading = config.reading()
+    data = series.load(reading, like, frame=frame)
+    label = config.label
+    if label is None and like is None:
+        label = next((name for name in data.columns.values if _is_label(name, data)), None)
+    if not label:
+        return Recording(data)
+    if label in data.columns.values and like is None:
+        others = tuple(name for name in data.columns.values if name != label)
+        if not others:
+            raise DataError(f"{config.file}: beside the labels, {label!r}, there is no column of numbers that varies")
+        data = series.load(replace(reading, values=others), frame=frame)
+    data.notes.append(f"labels: column {label!r}, to which nothing is fitted")
+    columns = replace(data.columns, values=(label,), covariates=())
+    truth = series.load(replace(reading, values=(label,), bad="raise"), (columns, data.clock), frame=frame)
+    labels = {
+        (piece.name, piece.start + row): True
+        for piece in truth.pieces
+        for row in np.flatnonzero(piece.measured[:, 0] & (piece.values[:, 0] > 0)).tolist()
+    }
+    return Recording(data, label, labels)
+
+
+def _is_label(name: str, data: SeriesData) -> bool:
+    """Whether a column is called as labels are, and has 0 and 1 alone."""
+    if name.strip().lower() not in LABELS:
+        return False
+    place = data.columns.values.index(name)
+    return all(bool(np.isin(piece.values[:, place], (0.0, 1.0)).all()) for piece in data.pieces)
