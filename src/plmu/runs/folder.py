@@ -33,6 +33,7 @@ SERIES_FILE = "series.json"  # the columns and the settings by which files are r
 INTERVALS_FILE = "intervals.json"  # prediction intervals of a forecast
 WHOLE_MODEL_FILE = "whole.plmu"  # a classifier of whole series, where it differs from that of streams
 NORMALIZATION_FILE = "normalization.json"
+STATES_FILE = "states.plmu"  # what a detector of anomalies has learned of each of several series
 
 
 def model_file(path: Path) -> tuple[Path, Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from numpy.typing import NDArray
 from plmu.clock import Clock
 from plmu.nn.anomalies import AnomalyScore
 from plmu.nn.continued import Continued
+from plmu.runs.anomalies import samples_of_gap
 from plmu.runtime.stream import Stream
 from plmu.timeseries.anomaly_scores import Agreement, Scored, held, run, truth_of
-from plmu.timeseries.anomaly_series import Recording, Watched, read, samples_of_gap
+from plmu.timeseries.anomaly_series import Recording, Watched, read
 from plmu.timeseries.base import Estimator
 from plmu.timeseries.columns import Columns
 from plmu.timeseries.forecast_tables import long_table, time_column
+from plmu.timeseries.long_frames import library_of
 from plmu.timeseries.season import period
 from plmu.timeseries.series import Numbers
 
@@ -37,6 +40,7 @@ class Settings:
     clock: Clock
     season: int
     threshold: float
+    label: str | None = None  # the column of labels, if there was one
 
     @property
     def like(self) -> tuple[Columns, Clock]:
@@ -145,7 +149,13 @@ class AnomalyDetector(Estimator):
         if self.season is None:
             self.season_ = period([held(piece.values) for piece in data.pieces])
         self.settings_ = Settings(
-            columns.time, columns.values, columns.id, data.clock, int(self.season_), float(self.threshold)
+            columns.time,
+            columns.values,
+            columns.id,
+            data.clock,
+            int(self.season_),
+            float(self.threshold),
+            recording.label,
         )
         detected = f"a season of {self.season_} steps" if self.season_ else "no season"
         layer = AnomalyScore(len(columns.values), season=int(self.season_), half_life=self.half_life)
@@ -322,6 +332,11 @@ class AnomalyDetector(Estimator):
         self._check_fitted()
         return self._learned
 
+    @property
+    def scored_(self) -> list[Scored]:
+        """The scores of the series of `fit`."""
+        return self._scores(None)[1]
+
     def scored(self, recording: Recording) -> list[Scored]:
         """The scores of series that were read.
 
@@ -341,8 +356,8 @@ class AnomalyDetector(Estimator):
             apart = 0 if clock.kind == "rows" else int(part.steps[0]) - learned.following
             if apart < 0:
                 recording.data.notes.append(
-                    f"{f'series {part.name!r}' if part.name else 'the series'} begins before the end of the rows of the"
-                    " fit, and has others: what was learned then is not forgotten"
+                    f"{f'series {part.name!r}' if part.name else 'the series'} begins before the last row that the"
+                    " detector has learned from: it is scored by what was learned until then"
                 )
             begins.append((samples_of_gap(apart, season), learned.state))
         gaps = [np.full((count, part.values.shape[1]), np.nan) for part, (count, _) in zip(series, begins, strict=True)]
@@ -358,17 +373,12 @@ class AnomalyDetector(Estimator):
             if "_scored" not in vars(self):
                 raise ValueError("X must be given: this estimator is of a run's folder, which has no series")
             return self._recording, self._scored
-        label = vars(self)["_recording"].label if "_recording" in vars(self) else None
-        recording = read(X, self.settings_.like, **(self._reading(X, label)))
+        options = self._options if isinstance(X, str | os.PathLike) or library_of(X) is not None else {}
+        recording = read(X, self.settings_.like, self.settings_.label, **options)
         scored = self.scored(recording)
         for note in recording.data.notes:
             _log.info(note)
         return recording, scored
-
-    def _reading(self, X: Any, label: str | None) -> dict[str, Any]:
-        """Options for reading X as the series of the fit."""
-        from_table = isinstance(X, str | Path) or hasattr(X, "columns")
-        return {**self._options, "label": label} if from_table and not hasattr(X, "pieces") else {}
 
     def _of_rows(self, series: Watched, out: Numbers) -> Scored:
         return Scored(series, out[series.rows], self.settings_.threshold)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from plmu.folded.states import leaves, map_state
 from plmu.nn.steppable import Steppable
+from plmu.runs.anomalies import is_alarm
 from plmu.timeseries.anomaly_series import Labels, Watched
 from plmu.timeseries.series import Numbers
 
@@ -76,12 +77,6 @@ class Stretch(NamedTuple):
     last: int
     alarms: int
     highest: int  # the row with the highest score
-
-
-def is_alarm(score: Any, threshold: float) -> Any:
-    """Whether a score, a number or an array, is an alarm; a threshold of 0.001 alarms about once in 1,000 normal
-    samples."""
-    return score > 1 - threshold
 
 
 def run(model: Steppable, series: Sequence[Numbers], states: Sequence[Any]) -> list[tuple[Numbers, Any]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from plmu.clock import Clock, Steps
 from plmu.data.files import DataConfig
 from plmu.errors import DataError
+from plmu.runs.anomalies import samples_of_gap
 from plmu.timeseries import series
 from plmu.timeseries.columns import Columns
 from plmu.timeseries.frames import Form, as_list, data_of, is_list_of_series
@@ -23,9 +24,8 @@ from plmu.timeseries.long_frames import LongFrame, library_of
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.series import Numbers, Piece, SeriesConfig, SeriesData
 
-LONGEST = 2048  # steps of a gap that the model takes as missing samples; of a longer one the phase counts
 LABELS = frozenset(("label", "anomaly", "is_anomaly", "outlier", "is_outlier"))  # names of columns of labels
-Labels = dict[tuple[str, int], bool]  # by the name of a series and the clock's step
+Labels = set[tuple[str, int]]  # names of series and the clock's steps, at which there are anomalies
 
 
 @dataclass
@@ -122,14 +122,6 @@ class Recording:
         return [_watched(pieces, season) for pieces in named.values()]
 
 
-def samples_of_gap(steps: int, season: int) -> int:
-    """The number of missing samples that stand for a number of steps between two rows, which is negative where they
-    overlap: a long gap, or one back in time, only moves the phase of the season."""
-    if 0 <= steps <= LONGEST:
-        return steps
-    return LONGEST + (steps - LONGEST) % max(season, 1) if steps > 0 else steps % max(season, 1)
-
-
 def _watched(pieces: Sequence[Piece], season: int) -> Watched:
     parts: list[Numbers] = []
     rows: list[NDArray[np.int64]] = []
@@ -154,7 +146,7 @@ def read(X: Any, like: tuple[Columns, Clock] | None = None, label: str | None = 
     Args:
         X: as in `plmu.AnomalyDetector.fit`.
         like: columns and clock of the series that a model was fitted to, to read others alike.
-        label: the column of labels of a file or a frame.
+        label: the column of labels of a file or a frame; with `like` it need not be there.
         options: of `AnomalyConfig`, for a file or a frame.
 
     Raises:
@@ -163,13 +155,16 @@ def read(X: Any, like: tuple[Columns, Clock] | None = None, label: str | None = 
     """
     if isinstance(X, SeriesData):
         return Recording(X)
-    if isinstance(X, str | os.PathLike):
-        return load(configured(AnomalyConfig, Path(X), {**options, "label": label}, "fit"), like)
-    if library_of(X) is not None:
-        config = configured(AnomalyConfig, "X", {**options, "label": label}, "fit")
+    is_path, optional = isinstance(X, str | os.PathLike), None
+    if is_path or library_of(X) is not None:
+        if like is None:
+            options["label"] = label
+        else:
+            optional = label
+        config = configured(AnomalyConfig, Path(X) if is_path else "X", options, "fit")
         names = (config.time, config.id) if like is None else (like[0].time, like[0].id)
-        return load(config, like, LongFrame.of(X, names))
-    if label or options:
+        return load(config, like, None if is_path else LongFrame.of(X, names), optional)
+    if options or (label and like is None):
         name = "label" if label else next(iter(options))
         raise ValueError(f"{name} is for data frames and files: X must be one of them")
     tables, several = as_list(X, "X", missing=True), is_list_of_series(X)
@@ -188,9 +183,18 @@ def read(X: Any, like: tuple[Columns, Clock] | None = None, label: str | None = 
 
 
 def load(
-    config: AnomalyConfig, like: tuple[Columns, Clock] | None = None, frame: LongFrame | None = None
+    config: AnomalyConfig,
+    like: tuple[Columns, Clock] | None = None,
+    frame: LongFrame | None = None,
+    optional: str | None = None,
 ) -> Recording:
     """The series of the configuration's file, or of a frame, and their labels, if it has any.
+
+    Args:
+        config: the file and how to read it.
+        like: columns and clock of the series that a model was fitted to, to read others alike.
+        frame: read instead of the file.
+        optional: a column of labels that need not be there.
 
     Raises:
         DataError: there is no file, or something in it is at fault.
@@ -200,22 +204,28 @@ def load(
     label = config.label
     if label is None and like is None:
         label = next((name for name in data.columns.values if _is_label(name, data)), None)
-    if not label:
+    if not label and not (label is None and optional):
         return Recording(data)
-    if label in data.columns.values and like is None:
-        others = tuple(name for name in data.columns.values if name != label)
+    name = label or str(optional)
+    if name in data.columns.values and like is None:
+        others = tuple(column for column in data.columns.values if column != name)
         if not others:
-            raise DataError(f"{config.file}: beside the labels, {label!r}, there is no column of numbers that varies")
+            raise DataError(f"{config.file}: beside the labels, {name!r}, there is no column of numbers that varies")
         data = series.load(replace(reading, values=others), frame=frame)
-    data.notes.append(f"labels: column {label!r}, to which nothing is fitted")
-    columns = replace(data.columns, values=(label,), covariates=())
-    truth = series.load(replace(reading, values=(label,), bad="raise"), (columns, data.clock), frame=frame)
+    columns = replace(data.columns, values=(name,), covariates=())
+    try:
+        truth = series.load(replace(reading, values=(name,)), (columns, data.clock), frame=frame)
+    except DataError:
+        if label:
+            raise
+        return Recording(data)
+    data.notes.append(f"labels: column {name!r}, to which nothing is fitted")
     labels = {
-        (piece.name, piece.start + row): True
+        (piece.name, piece.start + row)
         for piece in truth.pieces
         for row in np.flatnonzero(piece.measured[:, 0] & (piece.values[:, 0] > 0)).tolist()
     }
-    return Recording(data, label, labels)
+    return Recording(data, name, labels)
 
 
 def _is_label(name: str, data: SeriesData) -> bool:
