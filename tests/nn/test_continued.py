@@ -59,7 +59,8 @@ def test_lengths_and_resets(continued: Any) -> None:
     alone = [model(after[i : i + 1])[0] for i in range(3)]
     out, (_, position) = model(after, lengths=torch.tensor([9, 4, 0]))
     torch.testing.assert_close(out[1, :4], alone[1][0, :4], atol=TOLERANCE, rtol=0)
-    assert not out[1, 4:].any() and not out[2].any()
+    assert not out[1, 4:].any()
+    assert not out[2].any()
     assert position.tolist() == [[16, 1], [11, 1], [0, 0]]
     resets = torch.zeros(3, 9, dtype=torch.bool)
     resets[0, 3] = resets[2, 5] = True

@@ -21,15 +21,15 @@ def as_state(numbers: Tensor, like: Any) -> Any:
     return map_state(like, lambda leaf: next(parts).to(leaf).view(1, *leaf.shape[1:]))
 
 
-def selected(rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """x (batch, …) in these rows (batch,), y in the others."""
-    return torch.where(rows.view(-1, *(1,) * (y.dim() - 1)), x, y)
+def selected(rows: Tensor, state: Any, other: Any) -> Any:
+    """A state in these rows (batch,), another one of the same form in the others."""
+    others = iter(leaves(other))
+    return map_state(state, lambda leaf: torch.where(rows.view(-1, *(1,) * (leaf.dim() - 1)), leaf, next(others)))
 
 
-def begun_with(start: Any, state: Any, position: Tensor) -> Any:
+def continued(start: Any, state: Any, position: Tensor) -> Any:
     """The states of sequences that have begun, by their positions; of the others, the start."""
-    begun, starts = position[:, 1] > 0, iter(leaves(start))
-    return map_state(state, lambda leaf: selected(begun, leaf, next(starts)))
+    return selected(position[:, 1] > 0, state, start)
 
 
 def empty_position(batch: int, device: torch.device) -> Tensor:
@@ -55,7 +55,7 @@ class Continued(Folded):
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         inner, position = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
         if watched() or not bool((position[:, 1] > 0).all()):
-            inner = begun_with(as_state(self.start, inner), inner, position)
+            inner = continued(as_state(self.start, inner), inner, position)
         out, inner = self.inner.advance(x, inner)
         number = number_of(position, self.first)
         return out, (inner, position_after(number, torch.ones_like(number)))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from plmu.folded import Continued as FoldedContinued
 from plmu.folded import Folded
-from plmu.folded.continued import as_state, begun_with, empty_position, selected
+from plmu.folded.continued import as_state, continued, empty_position, selected
 from plmu.folded.states import leaves, map_state
 from plmu.folded.windowed import number_of, position_after
 from plmu.nn.folding import fold_module
@@ -84,26 +84,23 @@ class Continued(Steppable):
         outputs = []
         for begin, end in zip(borders, [*borders[1:], time], strict=True):
             if resets is not None:
-                again = resets[:, begin]
-                inner = map_state(inner, lambda leaf, again=again: selected(again, torch.zeros_like(leaf), leaf))
-                position = selected(again, torch.zeros_like(position), position)
+                zeros = map_state((inner, position), torch.zeros_like)
+                inner, position = selected(resets[:, begin], zeros, (inner, position))
             count = x.new_full((batch,), end - begin, dtype=torch.int64)
             if lengths is not None:
                 count = (lengths - begin).clamp(0, end - begin)
-            before = begun_with(self._started(inner), inner, position)
+            before = continued(self._started(inner), inner, position)
             out, after = self.module(x[:, begin:end], before, None if lengths is None else count)
             outputs.append(out)
             later = position_after(number_of(position, self.first) + count - 1, torch.ones_like(count))
-            old = iter(leaves(inner))
-            inner = map_state(after, lambda leaf, old=old, count=count: selected(count > 0, leaf, next(old)))
-            position = selected(count > 0, later, position)
+            inner, position = selected(count > 0, (after, later), (inner, position))
         if self.returns_sequences:
             return keep_valid(torch.cat(outputs, dim=1), lengths), (inner, position)
         return outputs[-1], (inner, position)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         inner, position = self._checked(x, state)
-        out, inner = self.module.step(x, begun_with(self._started(inner), inner, position))
+        out, inner = self.module.step(x, continued(self._started(inner), inner, position))
         number = number_of(position, self.first)
         return out, (inner, position_after(number, torch.ones_like(number)))
 

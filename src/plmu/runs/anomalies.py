@@ -14,11 +14,11 @@ from torch import Tensor
 
 from plmu.clock import Clock
 from plmu.errors import FileFormatError, RunError
-from plmu.folded.states import leaves, map_state
 from plmu.nn import Continued
 from plmu.runs.folder import STATES_FILE
 from plmu.runs.outputs import Outputs
 from plmu.runtime.frozen import PASS, FrozenModel
+from plmu.runtime.state_tree import leaves, map_state
 from plmu.runtime.stream_files import Saved, read_state, write_state
 
 LONGEST = 2048  # steps of a gap that the model takes as missing samples; of a longer one the phase counts
@@ -102,8 +102,8 @@ class Anomalies:
         """The step of the next sample of a stream with this state; None if it has not begun."""
         if state is None:
             return None
-        number, begun = state[1][0].tolist()
-        return int(number) if begun else None
+        number, flag = state[1][0].tolist()
+        return int(number) if flag else None
 
     def time_of(self, step: int) -> str:
         return self.clock.times(np.array([step, step + 1]))[0]  # with the time of day, unless all steps are days
@@ -152,6 +152,15 @@ def first_highest(scores: list[float]) -> int:
     return max(range(len(scores)), key=lambda place: -1.0 if math.isnan(scores[place]) else scores[place])
 
 
+def row_of(state: Any, number: int) -> Any:
+    """The state of one sequence of a batch."""
+
+    def row(leaf: Tensor) -> Tensor:
+        return leaf[number : number + 1].clone()
+
+    return map_state(state, row)
+
+
 def write_states(folder: Path, frozen: FrozenModel, states: Mapping[str, Any], channels: int) -> None:
     """Write the states of several series after their last rows."""
     rows = zip(*(leaves(state) for state in states.values()), strict=True)
@@ -179,10 +188,4 @@ def read_states(folder: Path, frozen: FrozenModel) -> dict[str, Any]:
     except (FileFormatError, TypeError, KeyError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): copy it again") from None
 
-    def row(number: int) -> Any:
-        def part(leaf: Tensor) -> Tensor:
-            return leaf[number : number + 1].clone()
-
-        return map_state(saved.state, part)
-
-    return {name: row(number) for number, name in enumerate(names)}
+    return {name: row_of(saved.state, number) for number, name in enumerate(names)}

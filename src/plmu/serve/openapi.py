@@ -161,7 +161,10 @@ def _schemas(model: dict[str, Any], limits: Limits) -> dict[str, Schema]:
         "ahead": INTEGER,
         "columns": {"type": "array", "items": TEXT},
         "horizon": INTEGER,
-        "clock": {"type": ["object", "null"], "description": "Of forecasts and anomalies: the steps of time of the training data."},
+        "clock": {
+            "type": ["object", "null"],
+            "description": "Of forecasts and anomalies: the steps of time of the training data.",
+        },
         "season": INTEGER,
         "time": {**TEXT, "description": "The column of times, if there is one."},
         "threshold": {**NUMBER, "description": "Of anomalies: the share of normal samples that alarm; else 0."},

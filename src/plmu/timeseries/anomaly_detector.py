@@ -6,56 +6,25 @@ import logging
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.clock import Clock
 from plmu.nn.anomalies import AnomalyScore
 from plmu.nn.continued import Continued
 from plmu.runs.anomalies import samples_of_gap
 from plmu.runtime.stream import Stream
 from plmu.timeseries.anomaly_scores import Agreement, Scored, held, run, truth_of
-from plmu.timeseries.anomaly_series import Recording, Watched, read
+from plmu.timeseries.anomaly_series import Learned, Recording, Settings, Watched, read
 from plmu.timeseries.base import Estimator
-from plmu.timeseries.columns import Columns
 from plmu.timeseries.forecast_tables import long_table, time_column
 from plmu.timeseries.long_frames import library_of
 from plmu.timeseries.season import period
 from plmu.timeseries.series import Numbers
 
 _log = logging.getLogger("plmu")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a fitted detector reads, and how."""
-
-    time: str | None
-    values: tuple[str, ...]
-    id: str | None
-    clock: Clock
-    season: int
-    threshold: float
-    label: str | None = None  # the column of labels, if there was one
-
-    @property
-    def like(self) -> tuple[Columns, Clock]:
-        """Columns and clock, to read other data alike."""
-        return Columns(self.time, self.values, self.id), self.clock
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What was learned from a series."""
-
-    samples: int  # that the model took
-    following: int  # the clock's step after the last
-    digest: str  # of these samples
-    state: Any  # of the model, of one sequence
 
 
 class AnomalyDetector(Estimator):
@@ -89,9 +58,7 @@ class AnomalyDetector(Estimator):
     model_: Continued
     settings_: Settings
 
-    def __init__(
-        self, *, threshold: float = 0.001, season: int | None = None, half_life: float | None = None
-    ) -> None:
+    def __init__(self, *, threshold: float = 0.001, season: int | None = None, half_life: float | None = None) -> None:
         self.threshold = threshold
         self.season = season
         self.half_life = half_life
@@ -145,21 +112,20 @@ class AnomalyDetector(Estimator):
             options: for reading other files alike.
         """
         data, columns = recording.data, recording.data.columns
-        self.season_ = self.season
-        if self.season is None:
-            self.season_ = period([held(piece.values) for piece in data.pieces])
+        season = period([held(piece.values) for piece in data.pieces]) if self.season is None else int(self.season)
+        self.season_ = season
         self.settings_ = Settings(
             columns.time,
             columns.values,
             columns.id,
             data.clock,
-            int(self.season_),
+            season,
             float(self.threshold),
             recording.label,
         )
-        detected = f"a season of {self.season_} steps" if self.season_ else "no season"
-        layer = AnomalyScore(len(columns.values), season=int(self.season_), half_life=self.half_life)
-        series = recording.watched(int(self.season_))
+        detected = f"a season of {season} steps" if season else "no season"
+        layer = AnomalyScore(len(columns.values), season=season, half_life=self.half_life)
+        series = recording.watched(season)
         results = run(layer, [part.values for part in series], [None] * len(series))
         self._scored = [self._of_rows(part, out) for part, (out, _) in zip(series, results, strict=True)]
         self._recording, self._options, self._layer = recording, options or {}, layer
@@ -211,9 +177,7 @@ class AnomalyDetector(Estimator):
             scored: their scores.
         """
         settings = self.settings_
-        rows = [
-            (piece, piece.start + np.arange(len(piece))) for series in scored for piece in series.series.pieces
-        ]
+        rows = [(piece, piece.start + np.arange(len(piece))) for series in scored for piece in series.series.pieces]
         reasons = np.concatenate([series.reasons for series in scored])
         names = np.array(settings.values, dtype=object)
         columns = {
@@ -410,7 +374,7 @@ class AnomalyDetector(Estimator):
 
 def scores_of(scored: Sequence[Scored], truth: Sequence[NDArray[np.bool_]] | None) -> dict[str, float]:
     """What `AnomalyDetector.evaluate` returns, of series and the labels of their steps."""
-    steps, alarms = (sum(int(len(part)) for part in parts) for parts in (
+    steps, alarms = (sum(len(part) for part in parts) for parts in (
         [series.score for series in scored], [np.flatnonzero(series.alarm) for series in scored]
     ))  # fmt: skip
     stretches = sum(len(series.stretches()) for series in scored)

@@ -1,8 +1,8 @@
 """Anomalies in series of your own (--data.file), without labels: each sample is scored before it is learned from, so
 that the scores of recorded data are those that a stream would have had.
 
-A score is a probability: the share of normal samples that are less unusual. An alarm is a score above 1 − threshold. Its
-reason is the column, the value, and the interval in which it was expected.
+A score is a probability: the share of normal samples that are less unusual. An alarm is a score above 1 − threshold.
+Its reason is the column, the value, and the interval in which it was expected.
 
 Model: `online` is `plmu.AnomalyDetector`. It learns all the time, and its streams go on after the last row of the file.
 
@@ -124,6 +124,7 @@ class Anomalies(Experiment):
 
     def write_more(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> list[str]:
         assert isinstance(task, AnomaliesTask)
+        assert isinstance(config.data, AnomalyConfig)
         recording, settings = task.recording, task.detector.settings_
         scores = scores_of(task.series, _truth(task.series, recording))
         lines = anomaly_files.write_report(folder, settings, task.series, scores, recording.label)

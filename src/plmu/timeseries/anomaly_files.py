@@ -24,14 +24,14 @@ from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import read as read_outputs
 from plmu.runs.outputs import write as write_outputs
 from plmu.runtime.frozen import FrozenModel
-from plmu.timeseries.anomaly_detector import AnomalyDetector, Learned, Settings
 from plmu.timeseries.anomaly_scores import Scored
-from plmu.timeseries.anomaly_series import Recording
+from plmu.timeseries.anomaly_series import Learned, Recording, Settings
 from plmu.timeseries.forecast_tables import time_column
 from plmu.timeseries.reporting import shortened, text_table
 
 if TYPE_CHECKING:
     from plmu.runs.experiment import Predictions
+    from plmu.timeseries.anomaly_detector import AnomalyDetector
 
 REPORT, PLOT = "anomalies.json", "anomalies.png"
 SHOWN = 10  # stretches that are printed
@@ -103,23 +103,23 @@ def write_report(
     Returns:
         Lines to print: the alarms, and how they agree with labels.
     """
-    found = stretches(settings, scored)
+    listed = stretches(settings, scored)
     content = {
         "threshold": settings.threshold,
         "season": settings.season,
         **{name: None if np.isnan(value) else value for name, value in scores.items()},
         "labels": label,
-        "alarms in stretches": found,
+        "alarms in stretches": listed,
     }
     write_json(folder / REPORT, content)
     lines = [summary(settings, scores)]
-    if found:
-        columns = [name for name in found[0] if name != "score" and (name != "series" or len(scored) > 1)]
-        highest = sorted(found, key=lambda row: -row["score"])[:SHOWN]
-        rows = [[_cell(row[name]) for name in columns] for row in found if row in highest]
+    if listed:
+        columns = [name for name in listed[0] if name != "score" and (name != "series" or len(scored) > 1)]
+        highest = sorted(listed, key=lambda row: -row["score"])[:SHOWN]
+        rows = [[_cell(row[name]) for name in columns] for row in listed if row in highest]
         lines += text_table(columns, rows)
-        if len(found) > SHOWN:
-            lines.append(f"  and {len(found) - SHOWN} stretches more, in {REPORT}")
+        if len(listed) > SHOWN:
+            lines.append(f"  and {len(listed) - SHOWN} stretches more, in {REPORT}")
     if label is not None:
         lines.append(agreement(scores, label))
     return lines
@@ -179,13 +179,12 @@ def _cell(value: Any) -> str:
     return "–" if value is None else f"{value:.6g}" if isinstance(value, float) else shortened(str(value))
 
 
-def predictions(
-    detector: AnomalyDetector, recording: Recording, scored: Sequence[Scored], draw: Any
-) -> Predictions:
+def predictions(detector: AnomalyDetector, recording: Recording, scored: Sequence[Scored], draw: Any) -> Predictions:
     """The scores of a file, as columns of text."""
     from plmu.runs.experiment import Predictions
 
-    settings, columns = detector.settings_, {}
+    settings = detector.settings_
+    columns: dict[str, Sequence[object]] = {}
     several = len({series.series.name for series in scored}) > 1
     if several or settings.id is not None:
         columns[settings.id or "series"] = [series.series.name for series in scored for _ in series.series.steps]

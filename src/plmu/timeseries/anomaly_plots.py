@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from plmu.timeseries.anomaly_detector import Settings
 from plmu.timeseries.anomaly_scores import Scored
-from plmu.timeseries.anomaly_series import Labels
+from plmu.timeseries.anomaly_series import Labels, Settings
 from plmu.timeseries.forecast_tables import stamps_of_steps, time_column
 from plmu.timeseries.reporting import literal, pyplot, write_plot
 from plmu.timeseries.series import Numbers

@@ -1,4 +1,4 @@
-"""Scores of whole series: the model over their samples, the alarms, stretches of these, and how they agree with labels."""
+"""Scores of whole series: the model over their samples, alarms, stretches of these, and how they agree with labels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plmu.folded.states import leaves, map_state
 from plmu.nn.steppable import Steppable
-from plmu.runs.anomalies import is_alarm
+from plmu.runs.anomalies import is_alarm, row_of
+from plmu.runtime.state_tree import leaves, map_state
 from plmu.timeseries.anomaly_series import Labels, Watched
 from plmu.timeseries.series import Numbers
 
@@ -103,8 +103,7 @@ def run(model: Steppable, series: Sequence[Numbers], states: Sequence[Any]) -> l
         with torch.no_grad():
             out, after = model(x, before, None if len(batch) == 1 else lengths)
         for row, place in enumerate(batch):
-            state = map_state(after, lambda leaf, row=row: leaf[row : row + 1].clone())
-            results[place] = out[row, : len(series[place])].double().numpy(), state
+            results[place] = out[row, : len(series[place])].double().numpy(), row_of(after, row)
     return [results[place] for place in range(len(series))]
 
 

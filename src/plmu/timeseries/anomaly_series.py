@@ -28,6 +28,34 @@ LABELS = frozenset(("label", "anomaly", "is_anomaly", "outlier", "is_outlier")) 
 Labels = set[tuple[str, int]]  # names of series and the clock's steps, at which there are anomalies
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What a fitted detector reads, and how."""
+
+    time: str | None
+    values: tuple[str, ...]
+    id: str | None
+    clock: Clock
+    season: int
+    threshold: float
+    label: str | None = None  # the column of labels, if there was one
+
+    @property
+    def like(self) -> tuple[Columns, Clock]:
+        """Columns and clock, to read other data alike."""
+        return Columns(self.time, self.values, self.id), self.clock
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What was learned from a series."""
+
+    samples: int  # that the model took
+    following: int  # the clock's step after the last
+    digest: str  # of these samples
+    state: Any  # of the model, of one sequence
+
+
 @dataclass
 class AnomalyConfig(DataConfig):
     """Which series, and how they are read."""
@@ -48,7 +76,7 @@ class AnomalyConfig(DataConfig):
     """Time between rows, such as 15min, 1h, 1d or 1mo. Where rows are closer, those of one step are averaged, or what
     --data.duplicates says. Default: detected."""
     longest_gap: int = 48
-    """Longest gap, in steps, that is one series of rows; at longer ones a series is split, and what was learned stays."""
+    """Longest gap, in steps, within a series; at longer ones it is split, and goes on with what was learned."""
     irregular: Literal["grid", "rows", "raise"] = "grid"
     """Times off the grid: move them to the nearest step, take rows as equally far apart, or raise."""
     duplicates: Literal["mean", "sum", "first", "last", "raise"] = "mean"

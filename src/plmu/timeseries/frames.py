@@ -150,9 +150,7 @@ def is_list_of_series(X: Any) -> bool:
     return isinstance(X, list | tuple) and bool(X) and all(getattr(series, "shape", ()) for series in X)
 
 
-def as_list(
-    X: Any, name: str, covariates: Sequence[str | int] = (), missing: bool = False
-) -> list[SeriesTable]:
+def as_list(X: Any, name: str, covariates: Sequence[str | int] = (), missing: bool = False) -> list[SeriesTable]:
     """The checked series of X, which is one series or a list of them with equally many channels. `name` is for errors;
     `covariates` and `missing` are as in `as_table`."""
     if is_list_of_series(X):
