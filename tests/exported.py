@@ -55,6 +55,9 @@ MORE: dict[str, Callable[[], Any]] = {
     "shares and positions of degree 3": lambda: Sequential(
         nn.Linear(3, 4), plmu.nn.ThresholdShares(4, 2, positions=3), nn.Linear(32, 2)
     ),
+    "continued": lambda: plmu.nn.Continued(
+        Sequential(ParallelLMU(3, 4, **layers.SMALL, missing="hold"), DelayLayer(4, **layers.SMALL), nn.Linear(16, 2)), 5
+    ),
     "timed": lambda: Sequential(plmu.TimedDelayLayer(2, 4, 7.0), nn.Linear(8, 2)),
     "token delay": lambda: Sequential(plmu.TokenDelayLayer(9, 3, **layers.SMALL), nn.Linear(12, 2)),
 }  # fmt: skip

@@ -65,15 +65,15 @@ class Code:
                 self.use(name)
 
     def constant(self, array: Tensor | None) -> str:
-        """Add a constant array of float or int8_t unless an equal one is there; returns its C name, NULL for None."""
+        """Add a constant array of float, double or int8_t unless an equal one is there; returns its C name, NULL for None."""
         if array is None:
             return "NULL"
         key = (array.dtype, array.contiguous().numpy().tobytes())
         if key in self._names:
             return self._names[key]
         name = self._names[key] = f"constant_{len(self.arrays)}"
-        is_int = array.dtype == torch.int8
-        kind, write = ("int8_t", str) if is_int else ("float", number)
+        kinds = {torch.int8: ("int8_t", str), torch.float64: ("double", repr)}
+        kind, write = kinds.get(array.dtype, ("float", number))
         values = [write(value) for value in array.flatten().tolist()]
         lines = (", ".join(values[i : i + _ACROSS]) for i in range(0, len(values), _ACROSS))
         body = ",\n    ".join(lines)
@@ -308,6 +308,11 @@ def _follow(c: Code, op: ops.Follow) -> None:
     c.call("follow", c.at(op.out), c.at(op.position), f"{op.first}.0", f"{op.limit}.0")
 
 
+def _begin(c: Code, op: ops.Begin) -> None:
+    arguments = c.at(op.x), c.constant(op.array), f"({c.at(op.started)})[0]"
+    c.call(wide("begin", op.out), c.at(op.out), *arguments, op.out.size)
+
+
 def _push(c: Code, op: ops.Push) -> None:
     c.call(wide("push", op.row), c.at(op.out), c.at(op.rows), c.at(op.row), c.at(op.started), op.row.size, op.rows.size)
 
@@ -339,6 +344,7 @@ _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
+    ops.Begin: _begin,
     ops.Changes: _changes,
     ops.Concat: _concat,
     ops.Constant: _constant,

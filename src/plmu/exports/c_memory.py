@@ -153,6 +153,7 @@ class Memory:
 _IN_PLACE = (
     ops.Add,
     ops.Apply,
+    ops.Begin,
     ops.Divide,
     ops.Fill,
     ops.Mix,

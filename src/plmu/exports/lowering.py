@@ -5,6 +5,7 @@ Each adds the operations of the kind's `advance` to the builder `b`, and returns
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from plmu import folded
 from plmu.exports import program as ops
 from plmu.exports.builder import Builder, Lowering, NotExportable, cast, name_of
-from plmu.exports.forecast import lower_covariates, lower_forecast
+from plmu.exports.forecast import POSITION, lower_covariates, lower_forecast
 from plmu.exports.pooled import lower_pooled
 from plmu.exports.program import Program, Season, Value, Weight
 from plmu.exports.timed import lower_timed
@@ -224,6 +225,26 @@ def _after(b: Builder, part: folded.After, x: Value, state: Any) -> tuple[Value,
     return b.lower(part.inner, b.each(part.first, x), state)
 
 
+def _continued(b: Builder, part: folded.Continued, x: Value, state: Any) -> tuple[Value, Any]:
+    """The start is taken where the position's second number is 0."""
+    inner, position = state
+    b.kinds[position] = POSITION
+    _, started = b.split(b.add(ops.Phase, 2, position, part.first, 1), 1, 1)
+    starts = iter(part.start.split([leaf.size for leaf in _flat(inner)]))
+    values: dict[Value, Value] = {}  # of the states of the part
+
+    def begin(leaf: Value) -> Value:
+        start = next(starts).to(leaf.dtype)
+        values[leaf] = b.add_like(leaf, ops.Begin, leaf.size, leaf, started, start)
+        return values[leaf]
+
+    after = b.add_like(position, ops.Follow, 2, position, part.first)
+    out, inner = b.lower(part.inner, x, _mapped(inner, begin))
+    for leaf, value in values.items():
+        b.kinds[leaf] = b.kinds.pop(value)
+    return out, (inner, after)
+
+
 def _filled(b: Builder, part: folded.Filled, x: Value, state: Any) -> tuple[Value, Any]:
     if part.missing == "zero":
         return b.lower(part.inner, b.add(ops.Fill, x.size, x, None), state)
@@ -268,6 +289,7 @@ _KINDS: dict[type[Folded], Lowering] = {
     folded.After: _after,
     folded.Carry: _carry,
     folded.Chain: _chain,
+    folded.Continued: _continued,
     folded.CoupledMemory: _coupled_memory,
     folded.CovariateForecast: lower_covariates,
     folded.Delay: _delay,
@@ -292,6 +314,13 @@ _KINDS: dict[type[Folded], Lowering] = {
     folded.WindowAttention: _attention,
     folded.WindowForecast: lower_forecast,
 }
+
+
+def _mapped(state: Any, function: Callable[[Value], Value]) -> Any:
+    """A nested state with `function` of each value in its place."""
+    if state is None or isinstance(state, Value):
+        return None if state is None else function(state)
+    return tuple(_mapped(part, function) for part in state)
 
 
 def _flat(state: Any) -> list[Value]:

@@ -277,6 +277,11 @@ def _follow(g: Graph, op: ops.Follow) -> None:
     g.put(op.out, g.node("Concat", g.node("Add", number, unit), g.node("Add", before, unit), axis=1))
 
 
+def _begin(g: Graph, op: ops.Begin) -> None:
+    started = g.node("Greater", g.get(op.started), g.number(0.0))
+    g.put(op.out, g.node("Where", started, g.get(op.x), g.constant(op.array)))
+
+
 def _push(g: Graph, op: ops.Push) -> None:
     row = g.get(op.row)
     repeated = g.node("Tile", row, g.integers(1, op.out.size // op.row.size))
@@ -312,6 +317,7 @@ _EMITTERS: dict[type[Operation], Callable[[Graph, Any], None]] = {
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
+    ops.Begin: _begin,
     ops.Changes: _changes,
     ops.Concat: _concat,
     ops.Constant: _constant,

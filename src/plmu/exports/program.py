@@ -340,6 +340,15 @@ class Follow(Operation):
 
 
 @dataclass(frozen=True, eq=False)
+class Begin(Operation):
+    """A state, or at the first step of a sequence, where `started` is 0, the state in which sequences begin."""
+
+    x: Value
+    started: Value
+    array: Tensor  # in the precision of x
+
+
+@dataclass(frozen=True, eq=False)
 class Push(Operation):
     """Rows without the oldest and with a new one at the end. The first row of a sequence, where `started` is 0, fills
     all of them."""
