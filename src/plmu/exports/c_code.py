@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from plmu.exports import program as ops
+from plmu.exports import traced_c
 from plmu.exports.c_helpers import DEFAULTS, FUNCTIONS, HELPERS
 from plmu.exports.c_memory import Memory
 from plmu.exports.c_wide import NEEDED, WIDE_FUNCTIONS
@@ -309,8 +310,17 @@ def _follow(c: Code, op: ops.Follow) -> None:
 
 
 def _begin(c: Code, op: ops.Begin) -> None:
-    arguments = c.at(op.x), c.constant(op.array), f"({c.at(op.started)})[0]"
+    arguments = c.at(op.x), c.constant(op.array), f"({c.at(op.started)})[0] > 0"
     c.call(wide("begin", op.out), c.at(op.out), *arguments, op.out.size)
+
+
+def _traced(c: Code, op: ops.Traced) -> None:
+    name = f"traced_{len(c.helpers)}"
+    source = traced_c.function(op.graph, name, lambda node: c.constant(node.options["array"]))
+    c.use_called(source)
+    c.helpers[name] = source
+    work = f"wide + {c.memory.extra[op].offset}" if op in c.memory.extra else "wide"
+    c.call(name, c.at(op.out), *map(c.at, op.parts), work)
 
 
 def _push(c: Code, op: ops.Push) -> None:
@@ -369,6 +379,7 @@ _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Select: _select,
     ops.Shares: _shares,
     ops.Taps: _taps,
+    ops.Traced: _traced,
     ops.Transpose: _transpose,
     ops.Where: _where,
 }

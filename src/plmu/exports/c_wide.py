@@ -30,11 +30,11 @@ static void {name}({type} *out, const {type} *condition, const {type} *x, const 
 }}
 """,
     "begin": """/* a state, or before the first step where sequences begin */
-static void {name}({type} *out, const {type} *x, const {type} *start, float started, size_t count)
+static void {name}({type} *out, const {type} *x, const {type} *start, int started, size_t count)
 {{
     size_t i;
     for (i = 0; i < count; i++)
-        out[i] = started > 0.0f ? x[i] : start[i];
+        out[i] = started ? x[i] : start[i];
 }}
 """,
     "repeat": """static void {name}({type} *restrict out, const {type} *restrict x, size_t size, size_t count)

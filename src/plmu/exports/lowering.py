@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from plmu import folded
 from plmu.exports import program as ops
@@ -17,6 +18,7 @@ from plmu.exports.forecast import POSITION, lower_covariates, lower_forecast
 from plmu.exports.pooled import lower_pooled
 from plmu.exports.program import Program, Season, Value, Weight
 from plmu.exports.timed import lower_timed
+from plmu.exports.traced import traced
 from plmu.folded import Folded
 from plmu.folded.attention import rotation
 from plmu.folded.functions import ACTIVATIONS, MODULES
@@ -225,6 +227,29 @@ def _after(b: Builder, part: folded.After, x: Value, state: Any) -> tuple[Value,
     return b.lower(part.inner, b.each(part.first, x), state)
 
 
+def _anomaly_score(b: Builder, part: folded.AnomalyScore, x: Value, state: Any) -> tuple[Value, Any]:
+    """One step, traced: all of it is in float64."""
+    start = part.initial_state(1, torch.float64, torch.device("cpu"))
+    for name, leaf in zip(start._fields, state, strict=True):
+        b.kinds[leaf] = f"what was learned: {name}"
+
+    def step(sample: Tensor, *learned: Tensor) -> tuple[Tensor, ...]:
+        out, after = part.advance(sample, type(start)(*learned))
+        return out, *after
+
+    graph = traced(step, torch.zeros(1, x.size, dtype=torch.float64), *start)
+    if not any(isinstance(operation, ops.Begin) and operation.out is state[0] for operation in b.operations):
+        steps = b.split(state[0], 1, state[0].size - 1)[0]  # of the clock
+        state = [
+            b.add_like(leaf, ops.Begin, leaf.size, leaf, steps, begin.flatten()) if leaf.size else leaf
+            for leaf, begin in zip(state, start, strict=True)
+        ]
+    out = Value(sum(node.size for node in graph.outputs), wide=True)
+    b.operations.append(ops.Traced(out, (x, *state), graph, step))
+    y, *after = b.split(out, *(node.size for node in graph.outputs))
+    return y, type(start)(*after)
+
+
 def _continued(b: Builder, part: folded.Continued, x: Value, state: Any) -> tuple[Value, Any]:
     """The start is taken where the position's second number is 0."""
     inner, position = state
@@ -234,6 +259,8 @@ def _continued(b: Builder, part: folded.Continued, x: Value, state: Any) -> tupl
     values: dict[Value, Value] = {}  # of the states of the part
 
     def begin(leaf: Value) -> Value:
+        if not leaf.size:
+            return leaf
         start = next(starts).to(leaf.dtype)
         values[leaf] = b.add_like(leaf, ops.Begin, leaf.size, leaf, started, start)
         return values[leaf]
@@ -287,6 +314,7 @@ def _attention(b: Builder, part: folded.WindowAttention, x: Value, state: Any) -
 _KINDS: dict[type[Folded], Lowering] = {
     folded.Affine: _affine,
     folded.After: _after,
+    folded.AnomalyScore: _anomaly_score,
     folded.Carry: _carry,
     folded.Chain: _chain,
     folded.Continued: _continued,
@@ -320,7 +348,8 @@ def _mapped(state: Any, function: Callable[[Value], Value]) -> Any:
     """A nested state with `function` of each value in its place."""
     if state is None or isinstance(state, Value):
         return None if state is None else function(state)
-    return tuple(_mapped(part, function) for part in state)
+    parts = [_mapped(part, function) for part in state]
+    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
 
 
 def _flat(state: Any) -> list[Value]:
