@@ -65,6 +65,7 @@ PLMU = [
 ]
 PLMU_NN = [
     "ACTIVATIONS",
+    "AnomalyScore",
     "Attended",
     "Bidirectional",
     "CausalAttention",

@@ -6,6 +6,7 @@ Each line below makes a name public: `plmu.nn.LMU`.
 from types import ModuleType as _ModuleType
 
 from plmu.folded import fold as fold
+from plmu.nn.anomalies import AnomalyScore as AnomalyScore
 from plmu.nn.attention import CausalAttention as CausalAttention
 from plmu.nn.bidirectional import Bidirectional as Bidirectional
 from plmu.nn.blocks import LMUBlock as LMUBlock
