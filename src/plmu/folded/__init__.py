@@ -5,6 +5,7 @@ its tensors are arrays, its other fields plain options, and fields that are fold
 derive it from `Folded`, or from `Stateless`, and return it from the `fold()` of your layer.
 """
 
+from plmu.folded.anomalies import AnomalyScore
 from plmu.folded.attention import WindowAttention
 from plmu.folded.base import Folded, Place, Stateless, wide_dtype
 from plmu.folded.base import fold as fold
@@ -22,6 +23,7 @@ from plmu.folded.timed import TimedDelay
 __all__ = [
     "Affine",
     "After",
+    "AnomalyScore",
     "Applied",
     "Carry",
     "Chain",
