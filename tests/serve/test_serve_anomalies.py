@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anomalies import COUNT, stamps, values, written
+from anomalies import stamps, values, written
 from test_serve import ask, serving, socket
 from test_serve_openapi import faults
 
@@ -14,12 +14,13 @@ import plmu
 from plmu.cli.program import main
 
 RUN = Path("runs/anomalies-my-seed0")
+COUNT = 490  # rows of training, without an anomaly
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("anomalies")
-    (folder / "my.csv").write_text(written())
+    (folder / "my.csv").write_text(written(COUNT))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         main(["train", "anomalies", "my.csv", "--quiet"])
@@ -42,7 +43,7 @@ def test_answers_have_the_score_and_its_reason(run: Path) -> None:
     later[1] = [None, 200.0]
     samples = [[float("nan") if number is None else number for number in sample] for sample in later]
     with serving(run) as client, socket(client) as connection:
-        assert connection.receive_json()["next_time"] == "2024-01-30 04:00"
+        assert connection.receive_json()["next_time"] == "2024-01-21 10:00"
         outputs = expected(run, samples, client.server.batcher.sessions.width)  # type: ignore[attr-defined]
         answers = [ask(connection, {"sample": sample}) for sample in later]
         document = client.get("/openapi.json").json()
@@ -68,10 +69,10 @@ def test_a_session_begins_at_a_time(run: Path) -> None:
     with serving(run) as client, socket(client) as connection:
         connection.receive_json()
         wanted = expected(run, [*gap, later[10]], client.server.batcher.sessions.width)[-1]  # type: ignore[attr-defined]
-        answer = ask(connection, {"sample": later[10], "time": "2024-01-30T14:00"})
+        answer = ask(connection, {"sample": later[10], "time": "2024-01-21T20:00"})
         assert answer["output"] == pytest.approx(wanted, abs=1e-9)
-        assert (answer["time"], "warning" in answer) == ("2024-01-30 14:00", False)
-        wrong = ask(connection, {"sample": later[11], "time": "2024-01-30T18:00"})
+        assert (answer["time"], "warning" in answer) == ("2024-01-21 20:00", False)
+        wrong = ask(connection, {"sample": later[11], "time": "2024-01-21T23:00"})
         assert wrong["status"] == 409
         assert "send the samples between" in wrong["error"]
 
@@ -93,10 +94,10 @@ def test_a_session_that_is_called_like_a_series_goes_on_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    x = values()[:, 0]
+    x = values(COUNT)[:, 0]
     rows = [
         f"{str(time)[:16]},{name},{factor * load:.3f}"
-        for time, load in zip(stamps(), x, strict=True)
+        for time, load in zip(stamps(COUNT), x, strict=True)
         for name, factor in (("a", 1.0), ("b", 3.0))
     ]
     Path("my.csv").write_text("\n".join(["time,id,load", *rows, ""]))
@@ -105,5 +106,5 @@ def test_a_session_that_is_called_like_a_series_goes_on_after_it(
         for name, sample, alarm in (("a", 60.0, False), ("b", 60.0, True), ("b", 180.0, False), ("c", 60.0, False)):
             with socket(client, f"?session={name}") as connection:
                 connection.receive_json()
-                assert ask(connection, {"sample": sample, "time": "2024-01-30T06:00"})["alarm"] == alarm
+                assert ask(connection, {"sample": sample, "time": "2024-01-22T06:00"})["alarm"] == alarm
                 ask(connection, {"close": True})

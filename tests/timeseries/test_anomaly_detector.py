@@ -104,7 +104,7 @@ def test_frames_and_files_have_times(fitted: plmu.AnomalyDetector, tmp_path: Pat
                  "labels: column 'anomaly', to which nothing is fitted"):  # fmt: skip
         assert note in detector.notes_
     scores = detector.evaluate()
-    assert (scores["steps"], scores["recall"]) == (COUNT, 1.0)
+    assert (scores["steps"], scores["recall"]) == (COUNT - 3, 1.0)
     assert scores["precision"] == pytest.approx(2 / scores["alarms"])
     assert scores["false_alarms"] == pytest.approx(1000 * (scores["alarms"] - 2) / (COUNT - 2))
     wide = pd.read_csv(tmp_path / "my.csv", parse_dates=["time"]).drop(columns="anomaly")
@@ -200,7 +200,8 @@ def test_plot(fitted: plmu.AnomalyDetector, tmp_path: Path) -> None:
         ({"threshold": 0.0}, "threshold must be a share between 0 and 1"),
         ({"threshold": True}, "threshold must be a share"),
         ({"season": -1}, "season must be an integer of at least 0"),
-        ({"half_life": 0.0}, "half_life must be a positive number of steps"),
+        ({"half_life": 0.0}, "half_life must be a number of steps of at least 1"),
+        ({"level": 1}, "level must be a share between 0 and 1"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], fault: str) -> None:
@@ -232,5 +233,5 @@ def test_wrong_data(fitted: plmu.AnomalyDetector, tmp_path: Path) -> None:
 def test_parameters_are_those_of_scikit_learn(table: Any) -> None:
     detector = plmu.AnomalyDetector(threshold=0.01, season=0)
     assert repr(copy.copy(detector)) == "AnomalyDetector(threshold=0.01, season=0)"
-    assert detector.get_params() == {"threshold": 0.01, "season": 0, "half_life": None}
+    assert detector.get_params() == {"threshold": 0.01, "season": 0, "half_life": None, "level": 0.99}
     assert detector.set_params(season=12).fit(table).season_ == 12

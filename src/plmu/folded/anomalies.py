@@ -97,7 +97,7 @@ class AnomalyScore(Folded):
 
 def _normal(share: float) -> float:
     """The quantile of the normal distribution."""
-    return float(torch.special.ndtri(torch.tensor(share, dtype=torch.float64)))
+    return float(torch.special.ndtri(torch.tensor(share, dtype=torch.float64, device="cpu")))
 
 
 def state_dtype(device: torch.device) -> torch.dtype:

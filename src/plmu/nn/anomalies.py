@@ -141,6 +141,9 @@ class AnomalyScore(Steppable):
             check_state(tensor, tuple(expected.shape), expected.dtype, expected.device)
         return Learned(*state)
 
+    def _fills(self) -> str | None:
+        return "pass"
+
     def extra_repr(self) -> str:
         return f"{self.channels}{options_repr(self, AnomalyScore)}"
 

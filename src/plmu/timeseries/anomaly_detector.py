@@ -48,7 +48,9 @@ class AnomalyDetector(Estimator):
         threshold: the share of normal samples that alarm, such as 0.001 for about one in 1,000.
         season: the seasonal period in steps, such as 288 for a day of rows every five minutes; 0 for none; by default
             detected.
-        half_life: steps after which what was learned counts half; by default the model's own.
+        half_life: steps after which errors of the forecast count half; by default that of `plmu.nn.AnomalyScore`.
+        level: the share of values that the expected interval is to contain. It is the reason that is shown; alarms do
+            not depend on it.
 
     Attributes:
         season_: the seasonal period.
@@ -58,10 +60,18 @@ class AnomalyDetector(Estimator):
     model_: Continued
     settings_: Settings
 
-    def __init__(self, *, threshold: float = 0.001, season: int | None = None, half_life: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        threshold: float = 0.001,
+        season: int | None = None,
+        half_life: float | None = None,
+        level: float = 0.99,
+    ) -> None:
         self.threshold = threshold
         self.season = season
         self.half_life = half_life
+        self.level = level
 
     def fit(
         self,
@@ -124,7 +134,8 @@ class AnomalyDetector(Estimator):
             recording.label,
         )
         detected = f"a season of {season} steps" if season else "no season"
-        layer = AnomalyScore(len(columns.values), season=season, half_life=self.half_life)
+        options = {} if self.half_life is None else {"half_life": float(self.half_life)}
+        layer = AnomalyScore(len(columns.values), season=season, level=self.level, **options)
         series = recording.watched(season)
         results = run(layer, [part.values for part in series], [None] * len(series))
         self._scored = [self._of_rows(part, out) for part, (out, _) in zip(series, results, strict=True)]
@@ -220,7 +231,7 @@ class AnomalyDetector(Estimator):
                 labels instead (`label`).
 
         Returns:
-            "steps", "alarms", "alarm_rate" (their share) and "stretches" of alarms; with labels also "precision", the
+            "steps" that have a score, "alarms", "alarm_rate" (their share) and "stretches" of alarms; with labels also "precision", the
             share of alarms that are in labelled stretches; "recall", the share of labelled stretches that have an
             alarm; and "false_alarms", for each 1,000 steps without a label. NaN where there is nothing to divide by.
 
@@ -286,7 +297,7 @@ class AnomalyDetector(Estimator):
         detector.model_, detector._learned, detector._options = model, learned, {}
         layer = model.module
         assert isinstance(layer, AnomalyScore)
-        detector._layer, detector.half_life = layer, layer.config["half_life"]
+        detector._layer, detector.half_life, detector.level = layer, layer.half_life, layer.level
         detector.n_features_in_ = len(settings.values)
         return detector
 
@@ -368,15 +379,16 @@ class AnomalyDetector(Estimator):
         integer = isinstance(season, int | np.integer) and not isinstance(season, bool)
         if season is not None and not (integer and season >= 0):
             raise ValueError(f"season must be an integer of at least 0, got {season!r}")
-        if half_life is not None and not (math.isfinite(half_life) and half_life > 0):
-            raise ValueError(f"half_life must be a positive number of steps, got {half_life!r}")
+        if half_life is not None and not (math.isfinite(half_life) and half_life >= 1):
+            raise ValueError(f"half_life must be a number of steps of at least 1, got {half_life!r}")
+        if isinstance(self.level, bool) or not isinstance(self.level, int | float) or not 0 < self.level < 1:
+            raise ValueError(f"level must be a share between 0 and 1, such as 0.99, got {self.level!r}")
 
 
 def scores_of(scored: Sequence[Scored], truth: Sequence[NDArray[np.bool_]] | None) -> dict[str, float]:
     """What `AnomalyDetector.evaluate` returns, of series and the labels of their steps."""
-    steps, alarms = (sum(len(part) for part in parts) for parts in (
-        [series.score for series in scored], [np.flatnonzero(series.alarm) for series in scored]
-    ))  # fmt: skip
+    steps = sum(int((~np.isnan(series.score)).sum()) for series in scored)
+    alarms = sum(int(series.alarm.sum()) for series in scored)
     stretches = sum(len(series.stretches()) for series in scored)
     results = {"steps": steps, "alarms": alarms, "alarm_rate": alarms / max(steps, 1), "stretches": stretches}
     if truth is None:

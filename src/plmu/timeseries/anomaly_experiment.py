@@ -43,7 +43,9 @@ class OnlineModel(Checked):
     season: int | None = None
     """Seasonal period in steps, such as 288 for a day of rows every five minutes; 0 for none. Default: detected."""
     half_life: float | None = None
-    """Steps after which what was learned counts half. Default: that of plmu.nn.AnomalyScore."""
+    """Steps after which errors of the forecast count half. Default: that of plmu.nn.AnomalyScore."""
+    level: float = 0.99
+    """Share of values that the expected interval is to contain; alarms do not depend on it."""
 
 
 @dataclass
