@@ -18,6 +18,7 @@ _PLAIN = {
     "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "gt": "Greater", "lt": "Less", "ge": "GreaterOrEqual",
     "le": "LessOrEqual", "eq": "Equal", "and": "And", "or": "Or", "not": "Not", "where": "Where", "matmul": "MatMul",
 }  # fmt: skip
+_TINY = 1e-37  # below it a double may be 0 in float32
 _REDUCED = {"sum": "ReduceSum", "amin": "ReduceMin", "amax": "ReduceMax"}
 
 
@@ -37,6 +38,8 @@ class _Emitter:
         """The name of a node's value, whose nodes are added."""
         g = self.g
         inputs = [self._name(value, node) for value in node.inputs]
+        if node.kind == "add" and any(0 < abs(value) < _TINY for value in node.inputs if isinstance(value, float)):
+            return g.node("Sum", *inputs)  # ONNX Runtime takes such a number for 0 in an Add, and leaves that out
         if node.kind in _PLAIN:
             return g.node(_PLAIN[node.kind], *self._typed(node, inputs))
         if node.kind == "ne":
