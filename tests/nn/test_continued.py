@@ -110,3 +110,11 @@ def test_wrong_arguments() -> None:
         model.continue_from(ParallelLMU(2, 3, order=4, theta=8.0).initial_state(1, torch.float32, torch.device("cpu")))
     with pytest.raises(TypeError, match="pair"):
         model.step(torch.zeros(1, 2), torch.zeros(1))
+
+
+def test_the_start_keeps_its_digits_in_a_float32_model() -> None:
+    layer = plmu.nn.AnomalyScore(1)
+    _, state = layer(1e6 + torch.randn(1, 50, 1).double())
+    model, x = Continued(layer).continue_from(state), 1e6 + torch.randn(1, 20, 1).double()
+    expected = model(x)[0]
+    torch.testing.assert_close(model.float()(x)[0], expected, atol=0, rtol=0)

@@ -88,7 +88,10 @@ def traced(step: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Graph:
         module = make_fx(step)(*inputs)
     module.graph.eliminate_dead_code()
     tracer = _Tracer(module)
-    tracer.run(*inputs)
+    try:
+        tracer.run(*inputs)
+    except NotExportable as error:
+        raise NotExportable(str(error).partition("\n")[0]) from None  # without what torch adds about its own code
     used: set[Node] = set()
     waiting = [*tracer.outputs]
     while waiting:
@@ -147,6 +150,8 @@ class _Tracer(fx.Interpreter):
         if name in FILLS:
             number = arguments[1] if FILLS[name] is None else FILLS[name]
             return self._add("fill", shape, [x], is_bool, number=float(number))
+        if name == "isnan":
+            return self._add("ne", shape, [x, x], True)
         if name == "rsub":
             return self._add("sub", shape, [arguments[1], x])
         if name == "reciprocal":

@@ -37,7 +37,7 @@ class Continued(Steppable):
             there was a step. Zeros stand for the start.
     """
 
-    start: Tensor
+    start_bits: Tensor  # of float64 numbers, as integers, which `model.float()` leaves as they are
 
     def __init__(self, module: Steppable, first: int = 0) -> None:
         super().__init__()
@@ -47,7 +47,13 @@ class Continued(Steppable):
             raise ValueError(f"first must be an integer, got {first!r}")
         self.module, self.first = module, first
         self.returns_sequences = module.returns_sequences
-        self.register_buffer("start", self._flat(module.initial_state(1, torch.float64, torch.get_default_device())))
+        start = self._flat(module.initial_state(1, torch.float64, torch.get_default_device()))
+        self.register_buffer("start_bits", start.view(torch.int64))
+
+    @property
+    def start(self) -> Tensor:
+        """The state of one sequence in which all begin, (numbers,), in float64, on the CPU."""
+        return self.start_bits.cpu().view(torch.float64)
 
     def continue_from(self, state: Any, step: int | None = None) -> Continued:
         """Let sequences begin in this state from now on; returns this layer.
@@ -57,9 +63,9 @@ class Continued(Steppable):
             step: the number of the first step; by default it stays as it is.
         """
         start = self._flat(state)
-        if start.shape != self.start.shape:
-            raise ValueError(f"state must have {len(self.start)} numbers, as that of the layer; got {len(start)}")
-        self.start = start.to(self.start)
+        if start.shape != self.start_bits.shape:
+            raise ValueError(f"state must have {len(self.start_bits)} numbers, as that of the layer; got {len(start)}")
+        self.start_bits = start.cpu().view(torch.int64).to(self.start_bits.device)
         self.first = self.first if step is None else int(step)
         return self
 
@@ -107,7 +113,7 @@ class Continued(Steppable):
     def fold(self) -> Folded:
         if changed(self, "fold"):
             return super().fold()
-        return FoldedContinued(fold_module(self.module), self.start.detach().cpu().double(), self.first)
+        return FoldedContinued(fold_module(self.module), self.start, self.first)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         inner = map_state(self.module.initial_state(batch, dtype, device), torch.zeros_like)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from plmu.nn.anomalies import AnomalyScore
@@ -367,7 +368,7 @@ class AnomalyDetector(Estimator):
         """A model whose sequences go on after a series, or with None begin anew."""
         model = Continued(self._layer)
         if name is None:
-            fresh = self._layer.initial_state(1, model.start.dtype, model.start.device)
+            fresh = self._layer.initial_state(1, torch.float64, torch.device("cpu"))
             return model.continue_from(fresh).eval()
         learned = self._learned[name]
         return model.continue_from(learned.state, learned.following).eval()
