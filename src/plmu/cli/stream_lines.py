@@ -377,7 +377,7 @@ def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:
     if "channels" in answer:
         reason = answer["channels"][answer["channel"]]
         numbers = (reason[name] for name in REASON)
-        shown = [f"{answer['score']:.9g}", str(int(answer["alarm"])), answer["channel"], *map("{:.9g}".format, numbers)]
+        shown = [_cell(answer["score"]), str(int(answer["alarm"])), answer["channel"], *map(_cell, numbers)]
         return _cells([*stream.named.values(), answer["time"], *shown])
     if "forecast" in answer:  # all columns of the next step, then those of the step after it
         values = np.array(list(answer["forecast"].values()))
@@ -413,6 +413,11 @@ def _cells(texts: Sequence[str]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(map(without_formula, texts))
     return line.getvalue()
+
+
+def _cell(value: float) -> str:
+    """A number in nine digits; nothing for a missing one."""
+    return "" if math.isnan(value) else f"{value:.9g}"
 
 
 def _finite(value: Any) -> Any:

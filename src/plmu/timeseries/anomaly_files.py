@@ -114,10 +114,11 @@ def write_report(
     write_json(folder / REPORT, content)
     lines = [summary(settings, scores)]
     if listed:
-        columns = [name for name in listed[0] if name != "score" and (name != "series" or len(scored) > 1)]
+        hidden = {"score", "lower", "upper", *(() if len(scored) > 1 else ("series",))}
+        columns = [name for name in listed[0] if name not in hidden]
         highest = sorted(listed, key=lambda row: -row["score"])[:SHOWN]
-        rows = [[_cell(row[name]) for name in columns] for row in listed if row in highest]
-        lines += text_table(columns, rows)
+        shown = [row | {"expected": f"{row['lower']:.4g} to {row['upper']:.4g}"} for row in listed if row in highest]
+        lines += text_table(columns, [[_cell(row[name]) for name in columns] for row in shown])
         if len(listed) > SHOWN:
             lines.append(f"  and {len(listed) - SHOWN} stretches more, in {REPORT}")
     if label is not None:
@@ -209,6 +210,6 @@ def predictions(detector: AnomalyDetector, recording: Recording, scored: Sequenc
     return Predictions(columns, recording.data.notes, numeric, draw)
 
 
-def number(value: float) -> str:
-    """A number in nine digits; a missing one is nan."""
-    return f"{value:.9g}"
+def number(value: float) -> str | None:
+    """A number in nine digits; None for a missing one."""
+    return None if np.isnan(value) else f"{value:.9g}"
