@@ -25,6 +25,7 @@ ACTIVATIONS = [
     nn.RMSNorm(4), nn.RMSNorm(4, eps=0.1, elementwise_affine=False), plmu.Standardize(4),
 ]  # fmt: skip
 
+
 def continued(layer: Any) -> plmu.nn.Continued:
     """The layer after some steps."""
     _, state = layer(torch.randn(1, 5, 3))

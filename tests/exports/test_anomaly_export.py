@@ -19,6 +19,7 @@ from torch import Tensor
 import plmu
 from plmu.exports import traced_c
 from plmu.exports.builder import NotExportable
+from plmu.exports.c_double import DOUBLE
 from plmu.exports.c_helpers import HELPERS
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.onnx_model import step_model
@@ -162,7 +163,7 @@ def test_each_kind_of_node_in_c(tmp_path: Path) -> None:
         f"static const double {name}[] = {{{', '.join(map(repr, array.flatten().tolist()))}}};\n"
         for name, array in arrays.items()
     )
-    helpers = "\n".join(source for name, source in HELPERS.items() if name in {*traced_c.HELPERS, "exponential_of"})
+    helpers = "\n".join(source for name, source in HELPERS.items() if name in {*DOUBLE, "exponential_of"})
     entry = "void step(double *out, const double *x, const double *s, double *w) { traced(out, x, s, w); }\n"
     head = "#include <stdint.h>\n#include <stddef.h>\n"
     (tmp_path / "model.c").write_text(f"{head}{listed}{helpers}\n{body}{entry}")

@@ -66,13 +66,15 @@ class Code:
                 self.use(name)
 
     def constant(self, array: Tensor | None) -> str:
-        """Add a constant array of float, double or int8_t unless an equal one is there; returns its C name, NULL for None."""
+        """Add a constant array of float, double or int8_t unless an equal one is there; returns its C name, NULL for
+        None."""
         if array is None:
             return "NULL"
         key = (array.dtype, array.contiguous().numpy().tobytes())
         if key in self._names:
             return self._names[key]
         name = self._names[key] = f"constant_{len(self.arrays)}"
+        kinds: dict[torch.dtype, tuple[str, Callable[[Any], str]]]
         kinds = {torch.int8: ("int8_t", str), torch.float64: ("double", repr)}
         kind, write = kinds.get(array.dtype, ("float", number))
         values = [write(value) for value in array.flatten().tolist()]

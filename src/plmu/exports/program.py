@@ -342,8 +342,8 @@ class Follow(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Begin(Operation):
-    """A state, or at the first step of a sequence, where `started` is 0, the state in which sequences begin. `started` is
-    a single number."""
+    """A state, or at the first step of a sequence, where `started` (a single number) is 0, the state in which sequences
+    begin."""
 
     x: Value
     started: Value

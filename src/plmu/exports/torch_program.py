@@ -58,8 +58,8 @@ def runs_whole(model: nn.Module) -> bool:
 
 
 def _times(program: Program) -> bool:
-    """Whether a step is that of the program: with intervals, whose exponentials not every runtime of torch programs has,
-    and where sequences do not begin with zeros."""
+    """Whether a step is that of the program: with intervals, whose exponentials not every runtime of torch programs
+    has, and where sequences do not begin with zeros."""
     return any(isinstance(operation, Elapse | Traced) for operation in program.operations)
 
 

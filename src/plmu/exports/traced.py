@@ -1,7 +1,7 @@
 """A step that is written as operations of torch on float64 numbers, traced: for folded kinds that learn while they run.
 
-A graph is a list of nodes. Each is an elementwise function with broadcasting, another view of a tensor, a concatenation,
-a reduction, a product or a constant. `plmu.exports.traced_c` and `plmu.exports.traced_onnx` write it.
+A graph is a list of nodes. Each is an elementwise function with broadcasting, another view of a tensor, a
+concatenation, a reduction, a product or a constant. `plmu.exports.traced_c` and `plmu.exports.traced_onnx` write it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from plmu.exports.builder import NotExportable
 
-Number = float | bool
-Input = "Node | Number"
-
 # The functions of each number that a graph may have, by the names that torch gives them.
 ELEMENTWISE = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "div", "minimum": "minimum", "maximum": "maximum",
@@ -29,7 +26,7 @@ ELEMENTWISE = {
     "bitwise_not": "not", "logical_not": "not", "where": "where",
 }  # fmt: skip
 COPIES = {"detach", "alias", "_to_copy", "lift_fresh_copy", "clone", "contiguous"}
-FILLS = {"full_like": None, "zeros_like": 0.0, "ones_like": 1.0}
+FILLS: dict[str, Any] = {"full_like": None, "zeros_like": 0.0, "ones_like": 1.0}
 CONSTANTS = {"arange", "full", "zeros", "ones", "scalar_tensor", "eye"}
 REDUCTIONS = {"sum": "sum", "amin": "amin", "amax": "amax", "any": "any"}
 
@@ -120,7 +117,7 @@ class _Tracer(fx.Interpreter):
         elif n.op == "get_attr":
             self.made[n] = self._constant(value)
         elif n.op == "output":
-            self.outputs = [self.made[part] for part in n.args[0]]  # type: ignore[union-attr]
+            self.outputs = [self.made[part] for part in n.args[0]]  # type: ignore[union-attr, index]
         elif n.op == "call_function":
             self.made[n] = self._of(n, value)
         return value
@@ -184,7 +181,9 @@ class _Tracer(fx.Interpreter):
             return self._add("matmul", shape, arguments)
         raise NotExportable(f"the operation {name} of torch cannot be exported")
 
-    def _add(self, kind: str, shape: tuple[int, ...], inputs: Sequence[Any], is_bool: bool = False, **options: Any) -> Node:
+    def _add(
+        self, kind: str, shape: tuple[int, ...], inputs: Sequence[Any], is_bool: bool = False, **options: Any
+    ) -> Node:
         varies = any(value.varies for value in inputs if isinstance(value, Node))
         node = Node(kind, shape, tuple(inputs), is_bool, varies, options)
         self.nodes.append(node)
@@ -239,9 +238,7 @@ class _Tracer(fx.Interpreter):
         parts = arguments[0]
         if name == "stack":
             whole = (*shape[:axis], 1, *shape[axis + 1 :])
-            parts = [
-                self._add("view", whole, [part], is_bool) if isinstance(part, Node) else part for part in parts
-            ]
+            parts = [self._add("view", whole, [part], is_bool) if isinstance(part, Node) else part for part in parts]
         parts = [part for part in parts if not isinstance(part, Node) or part.shape[axis]]
         if len(parts) == 1:
             return parts[0]  # type: ignore[no-any-return]

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from plmu.exports.onnx_graph import Graph
 
 _PLAIN = {
-    "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "minimum": "Min", "maximum": "Max", "neg": "Neg", "abs": "Abs",
-    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "gt": "Greater", "lt": "Less", "ge": "GreaterOrEqual",
+    "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "minimum": "Min", "maximum": "Max", "neg": "Neg",
+    "abs": "Abs", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "gt": "Greater", "lt": "Less", "ge": "GreaterOrEqual",
     "le": "LessOrEqual", "eq": "Equal", "and": "And", "or": "Or", "not": "Not", "where": "Where", "matmul": "MatMul",
 }  # fmt: skip
 _TINY = 1e-37  # below it a double may be 0 in float32
@@ -23,7 +23,7 @@ _REDUCED = {"sum": "ReduceSum", "amin": "ReduceMin", "amax": "ReduceMax"}
 
 
 def emit(g: Graph, traced: Traced, inputs: list[str]) -> list[str]:
-    """Add the nodes of a graph for inputs of these names, in the shapes of the graph's; returns those of its outputs."""
+    """Add the nodes of a graph for inputs of these names, in the shapes of the graph's; returns those of outputs."""
     names = dict(zip(traced.inputs, inputs, strict=True))
     for node in traced.nodes:
         names[node] = _Emitter(g, names).emit(node)
@@ -86,7 +86,9 @@ class _Emitter:
             return g.node("Cast", place, to=TensorProto.DOUBLE)
         if kind == "any":
             counted = g.node("Cast", x, to=TensorProto.DOUBLE)
-            return g.node("Greater", g.node("ReduceMax", counted, g.integers(*axes), keepdims=keeps), g.number(0.0, True))
+            return g.node(
+                "Greater", g.node("ReduceMax", counted, g.integers(*axes), keepdims=keeps), g.number(0.0, True)
+            )
         return g.node(_REDUCED[kind], x, g.integers(*axes), keepdims=keeps)
 
     def _name(self, value: Node | float | bool, node: Node) -> str:

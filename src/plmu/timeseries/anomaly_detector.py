@@ -232,9 +232,10 @@ class AnomalyDetector(Estimator):
                 labels instead (`label`).
 
         Returns:
-            "steps" that have a score, "alarms", "alarm_rate" (their share) and "stretches" of alarms; with labels also "precision", the
-            share of alarms that are in labelled stretches; "recall", the share of labelled stretches that have an
-            alarm; and "false_alarms", for each 1,000 steps without a label. NaN where there is nothing to divide by.
+            "steps" that have a score, "alarms", "alarm_rate" (their share) and "stretches" of alarms. With labels also
+            "precision", the share of alarms that are in labelled stretches; "recall", the share of labelled stretches
+            that have an alarm; and "false_alarms", for each 1,000 steps without a label. NaN where there is nothing to
+            divide by.
 
         Raises:
             ValueError: y has another length.
