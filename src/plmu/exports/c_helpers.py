@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from plmu.exports.c_double import DOUBLE
 from plmu.exports.c_math import MATH
 from plmu.exports.c_products import PRODUCTS
-from plmu.exports.c_double import DOUBLE
 from plmu.exports.c_wide import WIDE_HELPERS
 
 # The body of y = f(x) for one number, in x, with the options of torch's function as C numbers.
