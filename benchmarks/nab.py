@@ -114,7 +114,7 @@ def main() -> None:
         "detectors": results,
         "published": archive.published(),
         **seconds,
-        "machine": provenance(),
+        "machine": provenance(torch.device("cpu")),
     }
     options.json.mkdir(parents=True, exist_ok=True)
     (options.json / "nab.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")

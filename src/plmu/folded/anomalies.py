@@ -22,6 +22,7 @@ SLOWER = 10.0  # how much slower normal values are forgotten than forecasts
 SEASON_RATE = 0.2  # at which a seasonal profile follows
 ERROR_RATE, CHANGE_RATE, BOUND_RATE = 0.02, 0.1, 0.02  # of the mean error, the last changes, the interval's bounds
 CLIP, HUBER = 20.0, 5.0  # bounds of standardised changes; of errors that are learned from, in mean errors
+ABSURD, SETTLED = (100.0, 30.0), 20.0  # mean errors and mean deviations that a value may be off; after so many samples
 COVARIANCE = 10.0  # of weights at the start, and at most
 
 
@@ -80,7 +81,10 @@ class AnomalyScore(Folded):
             return torch.zeros(batch, self.channels, *shape, dtype=exact, device=device)
 
         # As of normal errors, whose standard deviation is √(π/2) mean errors.
-        sides = [0.0, *(float((torch.pi / 2) ** 0.5 * _normal(share)) for share in (self.bounds[1], 1 - self.bounds[0]))]
+        sides = [
+            0.0,
+            *(float((torch.pi / 2) ** 0.5 * _normal(share)) for share in (self.bounds[1], 1 - self.bounds[0])),
+        ]
         errors = zeros(3) + torch.tensor(sides, dtype=exact, device=device).clamp(min=1e-3).log()
         return Learned(
             clock=zeros(2),
@@ -134,10 +138,14 @@ def advanced(part: AnomalyScore, x: Tensor, state: Any) -> tuple[Tensor, Learned
     origin = torch.where(started, s.level[..., 0], x)
     u = x - origin
     forecast = forecast_of(part, s)
-    p_value, after = _seen(part, s, u, origin, started, forecast)
+    error = torch.where(started, u - forecast.expected, 0.0)
+    limit = ABSURD[0] * s.errors[..., 0] + ABSURD[1] * s.place[..., 0, 1]
+    limit = torch.where((limit > 0) & (s.clock[..., 1] > SETTLED), limit, torch.inf)
+    trusted = u - error + error.minimum(limit).maximum(-limit)  # a value of absurd size is cut before it is learned
+    p_value, after = _seen(part, s, torch.stack([u, trusted, origin, error]), started, forecast)
     # Where a value is missing only time passes, and the profile takes what was expected.
     after = Learned(*(torch.where(_like(present, new), new, old) for new, old in zip(after, s, strict=True)))
-    value = torch.where(present, u, torch.where(started, forecast.expected, 0.0))
+    value = torch.where(present, trusted, torch.where(started, forecast.expected, 0.0))
     clock = torch.stack([s.clock[..., 0] + 1, after.clock[..., 1]], dim=-1)
     after = after._replace(clock=clock, profile=_turned(s, value, part.season))
     score = torch.where(present, 1 - p_value, torch.nan)
@@ -165,14 +173,15 @@ def forecast_of(part: AnomalyScore, s: Learned) -> Forecast:
 
 
 def _seen(
-    part: AnomalyScore, s: Learned, u: Tensor, origin: Tensor, started: Tensor, forecast: Forecast
+    part: AnomalyScore, s: Learned, sample: Tensor, started: Tensor, forecast: Forecast
 ) -> tuple[Tensor, Learned]:
-    """The p-value of a value relative to the first one, and the state after it, but for time and the profile."""
+    """The p-value of a sample and the state after it, but for time and the profile. The sample is its value, relative
+    to the first one, and that value as it is learned; the first value; and the error of the forecast."""
+    u, trusted, origin, error = sample.unbind(0)
     steps, count = s.clock.unbind(-1)
     _, last, pace, quick = s.level.unbind(-1)
     half_life = SLOWER * part.half_life
-    error = torch.where(started, u - forecast.expected, 0.0)
-    change = torch.where(started, u - last, 0.0)
+    change = torch.where(started, trusted - last, 0.0)
     quick = quick + (1 / count.clamp(min=1.0)).clamp(min=CHANGE_RATE) * (change.abs() - quick)
     calm = torch.where(pace > 0, (quick / forecast.unit).clamp(min=0.01, max=1.0), 1.0).log()
     views = [u, torch.where(forecast.in_season, u - forecast.profile, 0.0), error, calm]
@@ -189,9 +198,9 @@ def _seen(
     learned, covariance = _regressed(s, forecast, change / forecast.unit, part.half_life)
     return p_value, s._replace(
         clock=torch.stack([steps, count + 1], dim=-1),
-        level=torch.stack([origin, u, pace + slow * (clipped - pace), quick], dim=-1),
+        level=torch.stack([origin, trusted, pace + slow * (clipped - pace), quick], dim=-1),
         errors=torch.where(started[..., None], _errors(s.errors, error, count, part.bounds), s.errors),
-        memory=s.memory @ part.system[:, :-1].mT + u[..., None] * part.system[:, -1],
+        memory=s.memory @ part.system[:, :-1].mT + trusted[..., None] * part.system[:, -1],
         weights=learned,
         covariance=covariance,
         place=placed(s.place, values, number, half_life),

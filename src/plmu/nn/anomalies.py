@@ -136,7 +136,9 @@ class AnomalyScore(Steppable):
         if state is None:
             return start
         if not isinstance(state, tuple) or len(state) != len(start):
-            raise ValueError(f"state must be the {len(start)} tensors that the layer returned, {', '.join(start._fields)}")
+            raise ValueError(
+                f"state must be the {len(start)} tensors that the layer returned, {', '.join(start._fields)}"
+            )
         for tensor, expected in zip(state, start, strict=True):
             check_state(tensor, tuple(expected.shape), expected.dtype, expected.device)
         return Learned(*state)
