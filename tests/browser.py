@@ -132,10 +132,10 @@ async def look_at_anomalies(page: Page, address: str, size: str, scheme: str) ->
 def save_detector(folder: Path) -> Path:
     """A run of anomalies, of two columns."""
     folder.mkdir(parents=True)
-    rng, hours = np.random.default_rng(0), np.arange(400)
-    load = 50 + 8 * np.sin(2 * np.pi * hours / 24) + rng.standard_normal(400)
+    rng, hours = np.random.default_rng(0), np.arange(1500)
+    load = 50 + 8 * np.sin(2 * np.pi * hours / 24) + rng.standard_normal(1500)
     times = np.datetime64("2024-01-01T00:00") + 60 * hours
-    rows = zip(times.tolist(), load.tolist(), rng.normal(15, 1, 400).tolist(), strict=True)
+    rows = zip(times.tolist(), load.tolist(), rng.normal(15, 1, 1500).tolist(), strict=True)
     lines = [f"{time:%Y-%m-%d %H:%M},{a:.3f},{b:.3f}" for time, a, b in rows]
     (folder / "my.csv").write_text("\n".join(["time,load,temp", *lines, ""]))
     command = [sys.executable, "-m", "plmu", "train", "anomalies", "my.csv", "--quiet"]

@@ -3,6 +3,7 @@
 
 const SHOWN_ALARMS = 50;
 const DEVIATIONS = 4; // standard deviations of noise in half of an interval
+const SIZE = 10; // of an anomaly that is added, in halves of an interval
 
 const watch = {
   samples: [], // the last samples, each a list with a number or null for each column
@@ -69,7 +70,7 @@ function nextSample() {
     const column = Number($("column").value);
     const last = watch.outputs.findLast((output) => output), part = last && last.parts[column];
     const half = part ? (part.upper - part.lower) / 2 : watch.half[column];
-    sample[column] = (sample[column] ?? watch.centre[column]) + 4 * half;
+    sample[column] = (sample[column] ?? watch.centre[column]) + SIZE * half;
     watch.unusual = false;
   }
   watch.samples.push(sample);
