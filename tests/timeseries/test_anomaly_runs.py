@@ -251,3 +251,29 @@ def test_damaged_runs_are_named(here: Path, tmp_path: Path, capsys: pytest.Captu
         (run / name).write_text(content)
         assert str(run / name) in refused(["predict", str(run), "my.csv"], capsys)
         shutil.rmtree(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "marks", "reported"),
+    [
+        ("anomaly", ("false", "true"), True),
+        ("Is_Anomaly", ("0", "1"), True),
+        ("label", ("3", "7"), False),
+        ("x", "01", False),
+    ],
+)
+def test_labels_are_detected_by_name_and_values(
+    name: str, marks: tuple[str, str], reported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    lines = written(60).splitlines()
+    rows = [f"{line},{marks[number == 40]}" for number, line in enumerate(lines[1:])]
+    Path("my.csv").write_text("\n".join([f"{lines[0]},{name}", *rows, ""]))
+    main(["train", "anomalies", "my.csv"])
+    shown = capsys.readouterr().out
+    assert ("precision" in shown) == reported
+    assert (f"labels: column '{name}', to which nothing is fitted" in shown) == reported
+    assert "60 samples are few for a threshold of 0.001, which needs 1,000 to compare with" in shown
+    main(["train", "anomalies", "my.csv", "--data.label", "", "--name", "without"])
+    assert "precision" not in capsys.readouterr().out

@@ -113,6 +113,8 @@ def write_report(
     }
     write_json(folder / REPORT, content)
     lines = [summary(settings, scores)]
+    if scores["steps"] < 1 / settings.threshold:
+        lines.append(few(settings, scores))
     if listed:
         hidden = {"score", "lower", "upper", *(() if len(scored) > 1 else ("series",))}
         columns = [name for name in listed[0] if name not in hidden]
@@ -135,6 +137,12 @@ def summary(settings: Settings, scores: Mapping[str, float]) -> str:
         times += f" in {stretches:,} stretch{'es' * (stretches != 1)}"
     normal = settings.threshold * steps
     return f"scored: {steps:,} samples; {times} (about {normal:.2g} if all of them were normal)"
+
+
+def few(settings: Settings, scores: Mapping[str, float]) -> str:
+    """What is said of samples that are too few."""
+    steps, needed = f"{int(scores['steps']):,}", f"{1 / settings.threshold:,.0f}"
+    return f"{steps} samples are few for a threshold of {settings.threshold:g}, which needs {needed} to compare with"
 
 
 def agreement(scores: Mapping[str, float], label: str) -> str:

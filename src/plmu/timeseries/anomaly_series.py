@@ -229,24 +229,20 @@ def load(
     """
     reading = config.reading()
     data = series.load(reading, like, frame=frame)
-    label = config.label
-    if label is None and like is None:
-        label = next((name for name in data.columns.values if _is_label(name, data)), None)
-    if not label and not (label is None and optional):
+    names = (config.label,) if config.label is not None else (optional or "",) if like else data.columns.names
+    name, truth = "", None
+    for name in names:
+        if name and (config.label or like is not None or name.strip().lower() in LABELS):
+            truth = _truth(name, data, reading, frame, needed=bool(config.label))
+        if truth is not None:
+            break
+    if truth is None:
         return Recording(data)
-    name = label or str(optional)
     if name in data.columns.values and like is None:
         others = tuple(column for column in data.columns.values if column != name)
         if not others:
             raise DataError(f"{config.file}: beside the labels, {name!r}, there is no column of numbers that varies")
         data = series.load(replace(reading, values=others), frame=frame)
-    columns = replace(data.columns, values=(name,), covariates=())
-    try:
-        truth = series.load(replace(reading, values=(name,)), (columns, data.clock), frame=frame)
-    except DataError:
-        if label:
-            raise
-        return Recording(data)
     data.notes.append(f"labels: column {name!r}, to which nothing is fitted")
     labels = {
         (piece.name, piece.start + row)
@@ -256,9 +252,20 @@ def load(
     return Recording(data, name, labels)
 
 
-def _is_label(name: str, data: SeriesData) -> bool:
-    """Whether a column is called as labels are, and has 0 and 1 alone."""
-    if name.strip().lower() not in LABELS:
-        return False
-    place = data.columns.values.index(name)
-    return all(bool(np.isin(piece.values[:, place], (0.0, 1.0)).all()) for piece in data.pieces)
+def _truth(
+    name: str, data: SeriesData, reading: SeriesConfig, frame: LongFrame | None, needed: bool
+) -> SeriesData | None:
+    """The column of labels, on the clock of the series; None where it is not there, or has other values than 0 and 1.
+
+    Raises:
+        DataError: it is needed, and not there.
+    """
+    columns = replace(data.columns, values=(name,), covariates=())
+    try:
+        truth = series.load(replace(reading, values=(name,)), (columns, data.clock), frame=frame)
+    except DataError:
+        if needed:
+            raise
+        return None
+    is_one = all(bool(np.isin(piece.values, (0.0, 1.0)).all()) for piece in truth.pieces)
+    return truth if needed or is_one else None
