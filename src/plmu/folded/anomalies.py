@@ -106,8 +106,8 @@ class AnomalyScore(Folded):
 
     def on(self, device: torch.device) -> AnomalyScore:
         """The same with arrays on a device."""
-        arrays = {name: read_only(array, state_dtype(device), device) for name, array in self.arrays().items()}
-        return replace(self, **arrays)
+        place = state_dtype(device), device
+        return replace(self, system=read_only(self.system, *place), steady=read_only(self.steady, *place))
 
 
 def _normal(share: float) -> float:

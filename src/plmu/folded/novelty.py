@@ -1,7 +1,8 @@
 """How new a value is among those that a stream has had, and how rare such novelty is; all of fixed size.
 
-`CODES` values are remembered that are as far apart as possible. The novelty of a value is its distance to the nearest of
-them, relative to their range. Distances are linear up to `LINEAR` mean deviations from the mean, and logarithmic beyond.
+`CODES` values are remembered that are as far apart as possible. The novelty of a value is its distance to the nearest
+of them, relative to their range. Distances are linear up to `LINEAR` mean deviations from the mean, and logarithmic
+beyond.
 """
 
 from __future__ import annotations
