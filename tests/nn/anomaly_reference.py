@@ -128,7 +128,7 @@ class Reference:
         k = min(int(position), 55)
         inside = min(position, 56 - 1e-6) - k
         above = self.counts[k + 1 :].sum() + self.counts[k] * (1 - inside)
-        p = min(1.0, (above + 30 / (1 + (most / 0.003) ** 2)) / (self.counts.sum() + 30))
+        p = min(1.0, (above + 10 / (1 + (most / 0.003) ** 2)) / (self.counts.sum() + 10))
         self.counts *= 0.5 ** (1 / (10 * self.half_life))
         self.counts[k] += 1
         if n > 1:

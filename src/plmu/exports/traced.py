@@ -33,7 +33,7 @@ REDUCTIONS = {"sum": "sum", "amin": "amin", "amax": "amax", "any": "any"}
 
 @dataclass(eq=False)
 class Node:
-    """A value of a graph, whose shape begins with the batch of one unless it is constant."""
+    """A value of a graph, in the shape that it has for a batch of one."""
 
     kind: str
     shape: tuple[int, ...]
@@ -41,6 +41,7 @@ class Node:
     is_bool: bool = False
     varies: bool = True  # whether it depends on the sample or the state
     options: dict[str, Any] = field(default_factory=dict)
+    batch: int | None = None  # the axis that is longer in a larger batch
 
     @property
     def size(self) -> int:
@@ -81,14 +82,8 @@ def traced(step: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Graph:
     Raises:
         NotExportable: it has an operation that no export knows.
     """
-    with torch.no_grad():
-        module = make_fx(step)(*inputs)
-    module.graph.eliminate_dead_code()
-    tracer = _Tracer(module)
-    try:
-        tracer.run(*inputs)
-    except NotExportable as error:
-        raise NotExportable(str(error).partition("\n")[0]) from None  # without what torch adds about its own code
+    tracer = _run(step, inputs)
+    _find_batches(tracer, _run(step, [torch.cat([value, value]) for value in inputs]))
     used: set[Node] = set()
     waiting = [*tracer.outputs]
     while waiting:
@@ -97,6 +92,33 @@ def traced(step: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Graph:
             used.add(node)
             waiting += node.nodes()
     return Graph(tracer.entrances, [node for node in tracer.nodes if node in used], tracer.outputs)
+
+
+def _run(step: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> _Tracer:
+    """The nodes of a function for these inputs."""
+    with torch.no_grad():
+        module = make_fx(step)(*inputs)
+    module.graph.eliminate_dead_code()
+    tracer = _Tracer(module)
+    try:
+        tracer.run(*inputs)
+    except NotExportable as error:
+        raise NotExportable(str(error).partition("\n")[0]) from None  # without what torch adds about its own code
+    return tracer
+
+
+def _find_batches(tracer: _Tracer, doubled: _Tracer) -> None:
+    """Set the batch axis of each node, by the shapes that it has for a batch of two."""
+    pairs = [(tracer.entrances, doubled.entrances), (tracer.nodes, doubled.nodes)]
+    for nodes, others in pairs:
+        if [node.kind for node in nodes] != [node.kind for node in others]:
+            raise NotExportable("a step that depends on the size of the batch cannot be exported")
+        for node, other in zip(nodes, others, strict=True):
+            sizes = zip(node.shape, other.shape, strict=True)
+            axes = [axis for axis, (size, double) in enumerate(sizes) if size != double]
+            if len(axes) > 1:
+                raise NotExportable("a step that compares the sequences of a batch cannot be exported")
+            node.batch = axes[0] if axes else None
 
 
 class _Tracer(fx.Interpreter):
@@ -190,8 +212,8 @@ class _Tracer(fx.Interpreter):
         return node
 
     def _constant(self, value: Tensor) -> Any:
-        """A constant; a single number as such."""
-        if value.numel() == 1:
+        """A constant; a number as such."""
+        if not value.dim():
             number = value.item()
             return number if isinstance(number, bool) else float(number)
         return self._add("constant", tuple(value.shape), [], value.dtype == torch.bool, array=value.double())

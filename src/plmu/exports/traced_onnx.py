@@ -62,10 +62,9 @@ class _Emitter:
             filled = g.node("Expand", number, g.node("Shape", x))
             return g.node("Cast", filled, to=TensorProto.BOOL) if node.is_bool else filled
         if kind == "view":
-            first = -1 if node.varies else node.shape[0]
-            return g.node("Reshape", x, g.integers(first, *node.shape[1:]))
+            return g.node("Reshape", x, g.integers(*_sizes(node, -1)))
         if kind == "expand":
-            return g.node("Expand", x, g.integers(1, *node.shape[1:]))
+            return g.node("Expand", x, g.integers(*_sizes(node, 1)))
         if kind == "select":
             return g.node("Gather", x, g.constant(torch.tensor(options["place"])), axis=options["axis"])
         if kind == "slice":
@@ -74,9 +73,9 @@ class _Emitter:
         if kind == "permute":
             return g.node("Transpose", x, perm=options["axes"])
         if kind == "diagonal":
-            whole = node.nodes()[0].shape
-            flat = g.node("Reshape", x, g.integers(-1, *whole[1:-2], whole[-1] ** 2))
-            return g.node("Gather", flat, g.integers(*range(0, whole[-1] ** 2, whole[-1] + 1)), axis=len(whole) - 2)
+            *front, size, _ = _sizes(node.nodes()[0], -1)
+            flat = g.node("Reshape", x, g.integers(*front, size**2))
+            return g.node("Gather", flat, g.integers(*range(0, size**2, size + 1)), axis=len(front))
         if kind == "cat":
             return g.node("Concat", *(self._full(part, node) for part in node.nodes()), axis=options["axis"])
         keeps = int(len(node.shape) == len(node.nodes()[0].shape))
@@ -114,9 +113,15 @@ class _Emitter:
 
     def _full(self, part: Node, whole: Node) -> str:
         """A part of a concatenation, which has the batch of the others."""
-        if part.varies or not whole.varies:
+        if part.varies or whole.batch is None:
             return self.names[part]
         like = next(other for other in whole.nodes() if other.varies)
-        batch = self.g.node("Shape", self.names[like], start=0, end=1)
-        shape = self.g.node("Concat", batch, self.g.integers(*part.shape[1:]), axis=0)
-        return self.g.node("Expand", self.names[part], shape)
+        batch = self.g.node("Shape", self.names[like], start=whole.batch, end=whole.batch + 1)
+        front, back = part.shape[: whole.batch], part.shape[whole.batch + 1 :]
+        sizes = [*([self.g.integers(*front)] if front else []), batch, *([self.g.integers(*back)] if back else [])]
+        return self.g.node("Expand", self.names[part], self.g.node("Concat", *sizes, axis=0))
+
+
+def _sizes(node: Node, batch: int) -> list[int]:
+    """The shape of a node, with a number in place of the batch."""
+    return [batch if axis == node.batch else size for axis, size in enumerate(node.shape)]

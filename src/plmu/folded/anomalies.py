@@ -106,8 +106,8 @@ class AnomalyScore(Folded):
 
     def on(self, device: torch.device) -> AnomalyScore:
         """The same with arrays on a device."""
-        arrays = {name: read_only(array, state_dtype(device), device) for name, array in self.arrays().items()}
-        return replace(self, **arrays)
+        place = state_dtype(device), device
+        return replace(self, system=read_only(self.system, *place), steady=read_only(self.steady, *place))
 
 
 def _normal(share: float) -> float:
@@ -142,7 +142,7 @@ def advanced(part: AnomalyScore, x: Tensor, state: Any) -> tuple[Tensor, Learned
     limit = ABSURD[0] * s.errors[..., 0] + ABSURD[1] * s.place[..., 0, 1]
     limit = torch.where((limit > 0) & (s.clock[..., 1] > SETTLED), limit, torch.inf)
     trusted = u - error + error.minimum(limit).maximum(-limit)  # a value of absurd size is cut before it is learned
-    p_value, after = _seen(part, s, torch.stack([u, trusted, origin, error]), started, forecast)
+    p_value, after = _judged(part, s, torch.stack([u, trusted, origin, error]), started, forecast)
     # Where a value is missing only time passes, and the profile takes what was expected.
     after = Learned(*(torch.where(_like(present, new), new, old) for new, old in zip(after, s, strict=True)))
     value = torch.where(present, trusted, torch.where(started, forecast.expected, 0.0))
@@ -172,7 +172,7 @@ def forecast_of(part: AnomalyScore, s: Learned) -> Forecast:
     return Forecast(last + change * unit, features, unit, now, in_season)
 
 
-def _seen(
+def _judged(
     part: AnomalyScore, s: Learned, sample: Tensor, started: Tensor, forecast: Forecast
 ) -> tuple[Tensor, Learned]:
     """The p-value of a sample and the state after it, but for time and the profile. The sample is its value, relative

@@ -1,7 +1,8 @@
 """How new a value is among those that a stream has had, and how rare such novelty is; all of fixed size.
 
-`CODES` values are remembered that are as far apart as possible. The novelty of a value is its distance to the nearest of
-them, relative to their range. Distances are linear up to `LINEAR` mean deviations from the mean, and logarithmic beyond.
+`CODES` values are remembered that are as far apart as possible. The novelty of a value is its distance to the nearest
+of them, relative to their range. Distances are linear up to `LINEAR` mean deviations from the mean, and logarithmic
+beyond.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ CODES = 128  # values that are remembered
 LINEAR, LARGEST = 10.0, 1e6  # mean deviations; `LARGEST` of these units from the mean all values are equal
 CLOSE = 1e-3  # added to the distance between codes, in ranges: of codes that are closer the older is left out
 OCTAVES, FINE = 14, 4  # the novelty 2^-14 to 1 is counted, in `FINE` bins for each factor of 2
-PRIOR, USUAL = 30.0, 0.003  # samples that the prior of novelty counts for, and its median
+PRIOR, USUAL = 10.0, 0.003  # samples that the prior of novelty counts for, and its median
 FIRST, FAR = 100.0, 20.0  # samples before which nothing is clipped, then deviations from the mean that count at most
 
 
