@@ -23,6 +23,7 @@ from plmu.exports.c_double import DOUBLE
 from plmu.exports.c_helpers import HELPERS
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.onnx_model import step_model
+from plmu.exports.program import Program, Split, Traced, Value
 from plmu.exports.traced import traced
 from plmu.nn import AnomalyScore, Continued
 
@@ -144,6 +145,8 @@ def mixed(x: Tensor, state: Tensor) -> tuple[Tensor, ...]:
     some = torch.where((order < shape.argmin(-1, keepdim=True)) & ~shape.isnan(), shape, 2.0)
     large = (rows > 1).any(1).to(x.dtype)
     wide = state[:, :, None].expand(-1, -1, 3).permute(0, 2, 1).maximum(rows)
+    front = torch.stack([x, state, torch.ones_like(x)])  # (3, batch, 4)
+    wide = wide + front.permute(1, 0, 2) * front.unbind(0)[1][:, None]
     totals = torch.cat([wide.amax(1), rows.sum((1, 2))[:, None], rows.amin(-1)[:, 1:]], dim=1)
     return torch.cat([spread, some, large, totals], 1), state + (1 + x.square()).log().exp().reciprocal()
 
@@ -175,6 +178,21 @@ def test_each_kind_of_node_in_c(tmp_path: Path) -> None:
         out = torch.full_like(wanted, math.nan)
         library.step(*(ctypes.c_void_p(value.data_ptr()) for value in (out, x, state, work)))
         torch.testing.assert_close(out, wanted, rtol=100 * EPS, atol=100 * EPS)
+
+
+def test_each_kind_of_node_in_onnx() -> None:
+    torch.manual_seed(0)
+    x, state = (Value(4, (4,), wide=True) for _ in range(2))
+    graph = traced(mixed, torch.randn(1, 4).double(), torch.randn(1, 4).double())
+    out = Value(sum(node.size for node in graph.outputs), wide=True)
+    y, after = Value(out.size - 4, wide=True), Value(4, wide=True)
+    operations = Traced(out, (x, state), graph, mixed), Split(y, out, (y, after))
+    made = Program(x, None, (state,), ("state",), operations, y, (after,))
+    session, before = Session(step_model(made, {}), made), torch.zeros(3, 4).double()
+    for _ in range(5):
+        sample = 2 * torch.randn(3, 4).double()
+        wanted, before = mixed(sample, before)
+        torch.testing.assert_close(session(sample), wanted, rtol=100 * EPS, atol=100 * EPS)
 
 
 def test_an_operation_without_an_export_is_named() -> None:

@@ -73,9 +73,9 @@ class _Emitter:
         if kind == "permute":
             return g.node("Transpose", x, perm=options["axes"])
         if kind == "diagonal":
-            *front, size, _ = _sizes(node.nodes()[0], -1)
-            flat = g.node("Reshape", x, g.integers(*front, size**2))
-            return g.node("Gather", flat, g.integers(*range(0, size**2, size + 1)), axis=len(front))
+            *front, rows, _ = _sizes(node.nodes()[0], -1)
+            flat = g.node("Reshape", x, g.integers(*front, rows**2))
+            return g.node("Gather", flat, g.integers(*range(0, rows**2, rows + 1)), axis=len(front))
         if kind == "cat":
             return g.node("Concat", *(self._full(part, node) for part in node.nodes()), axis=options["axis"])
         keeps = int(len(node.shape) == len(node.nodes()[0].shape))

@@ -43,7 +43,8 @@ class Stream:
             DDP and torch.compile wrappers are removed.
         missing: what a sample of None or NaN does: "raise", "hold" the last value, or take "zero"; each number of a
             batch by itself. Before the first value, "hold" takes zero too. None means the `missing` of the model's
-            first layer, or else "raise".
+            first layer, or else "raise". A model that takes missing values itself, such as `plmu.nn.AnomalyScore`, gets
+            them.
 
     Attributes:
         note: of a restored stream, what was noted in its file; else None.
