@@ -238,6 +238,8 @@ class Rows:
             moved = taken > 0
             rows, taken, x, state = rows[moved], taken[moved], x[moved], [leaf[moved] for leaf in state]
             last = x[torch.arange(len(rows), device=rows.device), taken - 1]
+        if self.missing == PASS:
+            last = torch.zeros_like(last)  # nothing is filled with it, and files hold no NaN
         return rows, state, last, self.steps[rows] + taken
 
 

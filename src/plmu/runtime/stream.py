@@ -104,6 +104,8 @@ class Stream:
                 state = map_state(state, without_subnormal)
             if self.missing == "hold":
                 sample = sample.clone()  # the caller may write the next one into the same memory
+            elif self.missing == PASS:
+                sample = torch.zeros_like(sample)  # its shape alone matters, and files hold no NaN
         self.steps, self._state, self._last, self._single = steps, state, sample, single
         return out.squeeze(0).clone() if single else out.clone()  # an ordinary tensor, which may be used in training
 
