@@ -13,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import websockets
 
 from benchmarks.serving import save_model, server
@@ -99,6 +101,48 @@ async def look(page: Page, address: str, size: str, scheme: str) -> None:
           f"{await page.value('document.getElementById(`latency`).textContent')}")  # fmt: skip
 
 
+async def look_at_anomalies(page: Page, address: str, size: str, scheme: str) -> None:
+    """The page of a detector: the expected interval, an alarm where an anomaly is added, and a file that is played."""
+    width, height, mobile = SIZES[size]
+    screen = {"width": width, "height": height, "deviceScaleFactor": 2 if mobile else 1, "mobile": mobile}
+    await page.call("Emulation.setDeviceMetricsOverride", **screen)
+    await page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    await page.call("Page.navigate", url=address)
+    await page.until("document.readyState === 'complete' && document.querySelectorAll('canvas').length === 1")
+    await page.value("$('rate').value = 100")
+    await page.until("watch.outputs.filter((output) => output).length > 100")
+    assert await page.value("$('column').options.length") == 2
+    before = await page.value("watch.alarms")
+    await page.value("$('unusual').click()")
+    await page.until(f"watch.alarms > {before}")
+    assert "load" in await page.value("$('alarms').firstChild.textContent")
+    text = "time,temp,load\\n" + "".join(f"2025-01-0{i},15,{i}\\n" for i in range(1, 6))
+    await page.value(f"playFile(new File(['{text}'], 'five.csv'))")
+    await page.until("$('status').textContent === 'the file has ended' && state.sent.size === 0")
+    assert await page.value("watch.samples.slice(-5).map((sample) => sample[0])") == [1, 2, 3, 4, 5]
+    await page.until("watch.outputs.slice(-5).every((output) => output)")
+    await page.until(f"{CHART % 'stream-chart'} > 3")
+    wide = await page.value("document.documentElement.scrollWidth")
+    assert wide <= width, f"the page is {wide} wide on a screen of {width}"
+    picture = await page.call("Page.captureScreenshot", captureBeyondViewport=True)
+    (OUT / f"anomalies-{size}-{scheme}.png").write_bytes(base64.b64decode(picture["data"]))
+    print(f"anomalies, {size}, {scheme}: {await page.value('watch.alarms')} alarms")
+
+
+def save_detector(folder: Path) -> Path:
+    """A run of anomalies, of two columns."""
+    folder.mkdir(parents=True)
+    rng, hours = np.random.default_rng(0), np.arange(1500)
+    load = 50 + 8 * np.sin(2 * np.pi * hours / 24) + rng.standard_normal(1500)
+    times = np.datetime64("2024-01-01T00:00") + 60 * hours
+    rows = zip(times.tolist(), load.tolist(), rng.normal(15, 1, 1500).tolist(), strict=True)
+    lines = [f"{time:%Y-%m-%d %H:%M},{a:.3f},{b:.3f}" for time, a, b in rows]
+    (folder / "my.csv").write_text("\n".join(["time,load,temp", *lines, ""]))
+    command = [sys.executable, "-m", "plmu", "train", "anomalies", "my.csv", "--quiet"]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return folder / "runs" / "anomalies-my-seed0"
+
+
 def complaints(page: Page, address: str) -> list[str]:
     """Errors of scripts, and requests that left the server."""
     found = []
@@ -118,7 +162,8 @@ async def main() -> None:
         sys.exit("make test-browser needs Debian's package chromium: apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder:
         run = Path(sys.argv[1]) if len(sys.argv) > 1 else save_model(Path(folder) / "run")
-        with server(run) as program:
+        detector = save_detector(Path(folder) / "detector")
+        with server(run) as program, server(detector) as watching:
             flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--no-first-run"]
             process = subprocess.Popen(
                 [browser, *flags, f"--user-data-dir={folder}/profile", "about:blank"],
@@ -126,13 +171,15 @@ async def main() -> None:
                 stdout=subprocess.DEVNULL,
             )
             try:
-                await drive(Path(folder) / "profile" / "DevToolsActivePort", f"http://127.0.0.1:{program.port}/")
+                port_file = Path(folder) / "profile" / "DevToolsActivePort"
+                await drive(port_file, f"http://127.0.0.1:{program.port}/", look)
+                await drive(port_file, f"http://127.0.0.1:{watching.port}/", look_at_anomalies)
             finally:
                 process.terminate()
                 process.wait(20)
 
 
-async def drive(port_file: Path, address: str) -> None:
+async def drive(port_file: Path, address: str, view: Callable[..., Awaitable[None]]) -> None:
     for _ in range(300):
         if port_file.is_file() and port_file.read_text().strip():
             break
@@ -146,7 +193,7 @@ async def drive(port_file: Path, address: str) -> None:
             await page.call(f"{domain}.enable")
         for size in SIZES:
             for scheme in ("light", "dark"):
-                await look(page, address, size, scheme)
+                await view(page, address, size, scheme)
         found = complaints(page, address)
         assert not found, "\n".join(found)
 

@@ -25,6 +25,13 @@ ACTIVATIONS = [
     nn.RMSNorm(4), nn.RMSNorm(4, eps=0.1, elementwise_affine=False), plmu.Standardize(4),
 ]  # fmt: skip
 
+
+def continued(layer: Any) -> plmu.nn.Continued:
+    """The layer after some steps."""
+    _, state = layer(torch.randn(1, 5, 3))
+    return plmu.nn.Continued(layer).continue_from(state, step=5)
+
+
 # Beside the tables of layers and blocks: what folds in another way.
 MORE: dict[str, Callable[[], Any]] = {
     "functions": lambda: Sequential(
@@ -55,6 +62,9 @@ MORE: dict[str, Callable[[], Any]] = {
     "shares and positions of degree 3": lambda: Sequential(
         nn.Linear(3, 4), plmu.nn.ThresholdShares(4, 2, positions=3), nn.Linear(32, 2)
     ),
+    "continued": lambda: continued(
+        Sequential(ParallelLMU(3, 4, **layers.SMALL, missing="hold"), DelayLayer(4, **layers.SMALL), nn.Linear(16, 2))
+    ),
     "timed": lambda: Sequential(plmu.TimedDelayLayer(2, 4, 7.0), nn.Linear(8, 2)),
     "token delay": lambda: Sequential(plmu.TokenDelayLayer(9, 3, **layers.SMALL), nn.Linear(12, 2)),
 }  # fmt: skip
@@ -73,6 +83,8 @@ def model_of(name: str) -> Any:
         for value in model.parameters():
             value.add_(0.1 * torch.randn_like(value))
         for key, value in model.named_buffers():
+            if not value.is_floating_point():
+                continue
             value.add_(torch.rand_like(value) if "std" in key else torch.randn_like(value))
     return model.eval()
 

@@ -55,7 +55,7 @@ def built(name: str, model: str) -> tuple[nn.Module, Task]:
             waves = np.sin(np.arange(40.0) * np.linspace(0.2, 0.9, 24)[:, None])
             np.savez(config.data.file, X=waves, y=np.arange(24) // 12)
             task = experiment.task(config)
-    elif name == "forecast":
+    elif name in ("forecast", "anomalies"):
         with tempfile.TemporaryDirectory() as folder:
             config.data.file = Path(folder) / "waves.npy"
             np.save(config.data.file, np.sin(np.arange(200.0)))

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from plmu.runtime.sampling import generate as generate
     from plmu.runtime.sessions import Sessions as Sessions
     from plmu.runtime.stream import Stream as Stream
+    from plmu.timeseries import AnomalyDetector as AnomalyDetector
     from plmu.timeseries import Forecaster as Forecaster
     from plmu.timeseries import SequenceClassifier as SequenceClassifier
 
@@ -89,7 +90,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "runtime.sessions": ("Sessions",),
     "runtime.stream": ("Stream",),
     "core.systems": ("DelayNetwork", "LinearSystem"),
-    "timeseries": ("Forecaster", "SequenceClassifier"),
+    "timeseries": ("AnomalyDetector", "Forecaster", "SequenceClassifier"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 _ROOMS = ("core", "datasets", "exports", "folded", "nn", "ops", "runtime", "timeseries")

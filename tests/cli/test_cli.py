@@ -71,7 +71,10 @@ for words in {commands!r}:
         (["generate", "x"], "no model at x: expected the folder of a finished run of a language model"),
         (["generate", "x", "--topk", "3"], "there is no argument '--topk'; did you mean '--top-k'?"),
         (["generate", "x", "--threads", "0"], "--threads must be at least 1, got 0"),
-        (["train", "mnist"], "there is no experiment 'mnist': the experiments are forecast, classify, mackey-glass"),
+        (
+            ["train", "mnist"],
+            "there is no experiment 'mnist': the experiments are forecast, classify, anomalies, mackey-glass",
+        ),
         (["train", "mnist"], "; did you mean 'psmnist'?"),
         (["train", "psmnist", "--model=lstn"], "there is no 'lstn'; did you mean 'lstm'?"),
         (["train", "psmnist", "--seeds", "0"], "--seeds must be at least 1, got 0"),

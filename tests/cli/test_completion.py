@@ -144,9 +144,8 @@ def test_scripts_hold_words_values_and_paths(capsys):
     options += ["--input", "--state", "--states", "--data.future", "--token-file", "--plot"]
     patterns = " ".join(f"'* {option}'" for option in sorted(options))
     assert f"        case {patterns}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
-    assert (
-        "            case train\n                printf '%s\\n' forecast classify mackey-glass psmnist addition" in fish
-    )
+    names = "forecast classify anomalies mackey-glass psmnist addition"
+    assert f"            case train\n                printf '%s\\n' {names}" in fish
     options = "-h --help --input --json --missing --time --state --on-error --threads"
     shown = f"            case stream\n                printf '%s\\n' {options}\n                __fish_complete_path"
     assert shown in fish

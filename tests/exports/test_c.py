@@ -276,7 +276,7 @@ def test_no_two_living_values_share_memory(name: str) -> None:
 
     def cells(value: Any) -> list[tuple[Any, int]]:
         place = memory.places[value]
-        root = "work" if place.buffer.name is None else place.buffer.name
+        root = place.buffer.name or ("wide" if place.buffer.wide else "work")
         start = place.start + place.buffer.offset
         return [(root, start + i) for i in range(place.size)]
 

@@ -16,6 +16,7 @@ import plmu
 ROOT = Path(__file__).parents[2]
 
 PLMU = [
+    "AnomalyDetector",
     "Bidirectional",
     "CausalAttention",
     "CausalConvolution",
@@ -65,10 +66,12 @@ PLMU = [
 ]
 PLMU_NN = [
     "ACTIVATIONS",
+    "AnomalyScore",
     "Attended",
     "Bidirectional",
     "CausalAttention",
     "CausalConvolution",
+    "Continued",
     "CovariateForecast",
     "CrossAttention",
     "DelayLayer",

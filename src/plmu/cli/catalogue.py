@@ -27,6 +27,11 @@ OWN_DATA = {
         "plmu.timeseries.classify_experiment:Classify",
         "labelled series, as a table, .npz, .ts or .arff file, or a folder with a sub-folder for each class",
     ),
+    "anomalies": Entry(
+        "what is unusual in a table of your own, without labels",
+        "plmu.timeseries.anomaly_experiment:Anomalies",
+        "a table with a row for each time and columns of numbers, as CSV, Parquet, NumPy, JSON or Excel",
+    ),
 }
 PAPER = {
     "mackey-glass": Entry("a chaotic series, 15 steps ahead", "plmu.experiments.mackey_glass:MackeyGlass"),

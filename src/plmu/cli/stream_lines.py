@@ -20,6 +20,7 @@ import torch
 import plmu
 from plmu.cli.number_lines import NumberLines
 from plmu.errors import FileFormatError, printable
+from plmu.runs.anomalies import Anomalies
 from plmu.runs.deployed import Deployed, Learning, load
 from plmu.runs.forecasts import Forecasts
 from plmu.runs.predict import without_formula
@@ -30,7 +31,8 @@ from plmu.timeseries.forecast_files import as_text
 
 # The names of what JSON lines say, which the column of names of series may not take.
 _TAKEN = frozenset(("line", "error", "end", "time", "times", "forecast", "intervals", "warning", "output", "label"))
-_TAKEN |= {"probability", "probabilities", "mae", "mae without learning"}
+_TAKEN |= {"probability", "probabilities", "mae", "mae without learning", "score", "alarm", "channel", "channels"}
+REASON = ("value", "expected", "lower", "upper")
 
 
 class _Gap(ValueError):
@@ -61,7 +63,7 @@ class LineStream:
     def __init__(self, deployed: Deployed, options: Options) -> None:
         self.deployed, self.options, self.forecasts = deployed, options, deployed.forecasts
         if options.time is not None and self.forecasts is None:
-            raise ValueError(f"--time {options.time} is for forecasts: this model does not depend on it")
+            raise ValueError(f"--time {options.time} is for forecasts and anomalies: this model does not depend on it")
         frozen = deployed.frozen
         if options.missing is not None and frozen.takes_tokens:
             raise ValueError(f"--missing {options.missing} is for models of numbers: this one reads text")
@@ -114,6 +116,9 @@ class LineStream:
                 if self.stream.missing == "raise" and any(map(math.isnan, sample)):
                     raise ValueError("a number is missing: --missing hold or --missing zero fills it")
                 self._turn_to(self.numbers.sample_series)
+                if isinstance(self.forecasts, Anomalies):
+                    yield self._scored(sample, self.numbers.sample_time, self.forecasts)
+                    return
                 if self.forecasts is not None:
                     yield from self._forecast(sample, self.numbers.sample_time, self.forecasts)
                     return
@@ -147,11 +152,7 @@ class LineStream:
         Raises:
             ValueError: `time` is not written as the times of the training data are, or does not follow the one before.
         """
-        self.untimed = time is None
-        step = None if time is None else step_of(forecasts.clock, time)
-        if step is not None and self.options.time is not None:
-            raise ValueError(f"it has a time, {time}: leave out --time {self.options.time}, which is for lines without")
-        before = self.stream.state if self.stream.steps else None
+        step, before = self._step_of(time, forecasts), self.stream.state if self.stream.steps else None
         expected = None if before is None else forecasts.next_step(before)
         gap = 0 if step is None or expected is None else step - expected
         if gap and expected is not None and self._fill(gap, forecasts.time_of(expected), forecasts.model.lookback):
@@ -167,7 +168,37 @@ class LineStream:
         answer = forecasts.answer(output, following - 1, self.stream.state, self.stream.steps) or {"output": output}
         yield answer if warning is None else {**answer, "warning": warning}
 
-    def _first_step(self, step: int | None, forecasts: Forecasts) -> tuple[int, str | None]:
+    def _scored(self, sample: list[float], time: str | None, anomalies: Anomalies) -> dict[str, Any]:
+        """The score of a sample, at the step of its time. Steps without a line are missing samples.
+
+        Raises:
+            ValueError: `time` is not written as the times of the training data are, or does not follow the one before.
+        """
+        step, expected, warning = self._step_of(time, anomalies), anomalies.next_step(self.stream.state), None
+        if expected is None:
+            step, warning = self._first_step(step, anomalies)
+            self.stream.reset(anomalies.state_at(step, self.series))
+        elif step is not None and step < expected:
+            raise ValueError(f"its time does not follow the line before: the next is {anomalies.time_of(expected)}")
+        elif step is not None and step > expected:
+            self.stream.reset(anomalies.moved(self.stream.state, step))
+        output = self.stream.push(sample).tolist()
+        following = anomalies.next_step(self.stream.state)
+        assert following is not None
+        answer = anomalies.answer(output, following - 1, self.stream.state, self.stream.steps)
+        for name, value in zip(answer["channels"], sample, strict=True):
+            answer["channels"][name] = {"value": value, **answer["channels"][name]}
+        return answer if warning is None else {**answer, "warning": warning}
+
+    def _step_of(self, time: str | None, forecasts: Forecasts | Anomalies) -> int | None:
+        """The step of a line's time; None for a line without."""
+        self.untimed = time is None
+        step = None if time is None else step_of(forecasts.clock, time)
+        if step is not None and self.options.time is not None:
+            raise ValueError(f"it has a time, {time}: leave out --time {self.options.time}, which is for lines without")
+        return step
+
+    def _first_step(self, step: int | None, forecasts: Forecasts | Anomalies) -> tuple[int, str | None]:
         """The step of the first sample of a sequence, and what is assumed of it if no time tells."""
         if step is not None:
             return step, None
@@ -326,7 +357,7 @@ def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:
     """An answer as a line to print; `line` is the number of the line that it was read from."""
     if stream.options.json:
         content = {"line": line, **stream.named, **({"end": True} if answer is None else answer)}
-        return json.dumps(content, ensure_ascii=False)
+        return json.dumps(_finite(content) if "channels" in content else content, ensure_ascii=False)
     if answer is None:
         return ""
     if stream.deployed.kind == "text":
@@ -342,6 +373,11 @@ def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:
         return f"{'-' if probability is None else format(probability, '.6f')}  {name}"
     if "label" in answer:
         return " ".join([*stream.named.values(), answer["label"], f"{answer['probability']:.6f}"])
+    if "channels" in answer:
+        reason = answer["channels"][answer["channel"]]
+        numbers = (reason[name] for name in REASON)
+        shown = [_cell(answer["score"]), str(int(answer["alarm"])), answer["channel"], *map(_cell, numbers)]
+        return _cells([*stream.named.values(), answer["time"], *shown])
     if "forecast" in answer:  # all columns of the next step, then those of the step after it
         values = np.array(list(answer["forecast"].values()))
         texts = as_text(values, values[:, 0])
@@ -353,9 +389,11 @@ def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:
 
 def _header(answer: dict[str, Any] | None, stream: LineStream) -> str:
     """The names of an answer's columns; those that were printed last where it has none."""
-    if answer is None or "forecast" not in answer or stream.options.json:
+    if answer is None or stream.options.json or not answer.keys() & {"forecast", "channels"}:
         return stream.header
     assert stream.forecasts is not None
+    if isinstance(stream.forecasts, Anomalies):
+        return _cells([*stream.named, stream.forecasts.column, "score", "alarm", "channel", *REASON])
     steps = range(1, stream.forecasts.model.horizon + 1)
     ahead = [f"{name} +{step}" for step in steps for name in answer["forecast"]]
     return _cells([*stream.named, stream.forecasts.column, *ahead])
@@ -374,6 +412,18 @@ def _cells(texts: Sequence[str]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(map(without_formula, texts))
     return line.getvalue()
+
+
+def _cell(value: float) -> str:
+    """A number in nine digits; nothing for a missing one."""
+    return "" if math.isnan(value) else f"{value:.9g}"
+
+
+def _finite(value: Any) -> Any:
+    """Content for JSON, with null for missing numbers."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return {name: _finite(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _joined(output: list[float]) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from plmu.exports import program as ops
+from plmu.exports import traced_c
 from plmu.exports.c_helpers import DEFAULTS, FUNCTIONS, HELPERS
 from plmu.exports.c_memory import Memory
 from plmu.exports.c_wide import NEEDED, WIDE_FUNCTIONS
@@ -65,15 +66,17 @@ class Code:
                 self.use(name)
 
     def constant(self, array: Tensor | None) -> str:
-        """Add a constant array of float or int8_t unless an equal one is there; returns its C name, NULL for None."""
+        """Add a constant array of float, double or int8_t unless an equal one is there; returns its C name, NULL for
+        None."""
         if array is None:
             return "NULL"
         key = (array.dtype, array.contiguous().numpy().tobytes())
         if key in self._names:
             return self._names[key]
         name = self._names[key] = f"constant_{len(self.arrays)}"
-        is_int = array.dtype == torch.int8
-        kind, write = ("int8_t", str) if is_int else ("float", number)
+        kinds: dict[torch.dtype, tuple[str, Callable[[Any], str]]]
+        kinds = {torch.int8: ("int8_t", str), torch.float64: ("double", repr)}
+        kind, write = kinds.get(array.dtype, ("float", number))
         values = [write(value) for value in array.flatten().tolist()]
         lines = (", ".join(values[i : i + _ACROSS]) for i in range(0, len(values), _ACROSS))
         body = ",\n    ".join(lines)
@@ -308,6 +311,20 @@ def _follow(c: Code, op: ops.Follow) -> None:
     c.call("follow", c.at(op.out), c.at(op.position), f"{op.first}.0", f"{op.limit}.0")
 
 
+def _begin(c: Code, op: ops.Begin) -> None:
+    arguments = c.at(op.x), c.constant(op.array), f"({c.at(op.started)})[0] > 0"
+    c.call(wide("begin", op.out), c.at(op.out), *arguments, op.out.size)
+
+
+def _traced(c: Code, op: ops.Traced) -> None:
+    name = f"traced_{len(c.helpers)}"
+    source = traced_c.function(op.graph, name, lambda node: c.constant(node.options["array"]))
+    c.use_called(source)
+    c.helpers[name] = source
+    work = f"wide + {c.memory.extra[op].offset}" if op in c.memory.extra else "wide"
+    c.call(name, c.at(op.out), *map(c.at, op.parts), work)
+
+
 def _push(c: Code, op: ops.Push) -> None:
     c.call(wide("push", op.row), c.at(op.out), c.at(op.rows), c.at(op.row), c.at(op.started), op.row.size, op.rows.size)
 
@@ -339,6 +356,7 @@ _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
+    ops.Begin: _begin,
     ops.Changes: _changes,
     ops.Concat: _concat,
     ops.Constant: _constant,
@@ -363,6 +381,7 @@ _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Select: _select,
     ops.Shares: _shares,
     ops.Taps: _taps,
+    ops.Traced: _traced,
     ops.Transpose: _transpose,
     ops.Where: _where,
 }

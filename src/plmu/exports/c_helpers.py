@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plmu.exports.c_double import DOUBLE
 from plmu.exports.c_math import MATH
 from plmu.exports.c_products import PRODUCTS
 from plmu.exports.c_wide import WIDE_HELPERS
@@ -82,6 +83,7 @@ HELPERS: dict[str, str] = {
     **MATH,
     **PRODUCTS,
     **WIDE_HELPERS,
+    **DOUBLE,
     **{name: body.format(name=name, type="float") for name, body in _EITHER.items()},
     **{f"wide_{name}": body.format(name=f"wide_{name}", type="double") for name, body in _EITHER.items()},
     "phase": """static void phase(float *out, const double *position, int32_t first, int32_t season)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plmu.exports import program as ops
+from plmu.exports import traced_c
 from plmu.exports.program import Operation, Program, Value
 
 
@@ -85,6 +86,8 @@ class Memory:
             self.extra[operation] = self._new(operation.present.size, index)
         if isinstance(operation, ops.Elapse):
             self.extra[operation] = self._new(2 * operation.rate.shape[1] + operation.rate.shape[0], index)
+        if isinstance(operation, ops.Traced):
+            self.extra[operation] = self._new(max(1, traced_c.plan(operation.graph).size), index, wide=True)
         if out is self.program.y:
             self.places[out] = Range(Buffer(out.size, "y", index), 0, out.size)
             return
@@ -153,6 +156,7 @@ class Memory:
 _IN_PLACE = (
     ops.Add,
     ops.Apply,
+    ops.Begin,
     ops.Divide,
     ops.Fill,
     ops.Mix,

@@ -25,8 +25,8 @@ class Outputs:
 
 
 def outputs_of(program: Program, name: str, metadata: Mapping[str, Any]) -> Outputs:
-    """What a step takes and gives, from the entries `columns`, `forecast_columns`, `horizon`, `steps_ahead`, `classes`
-    and `units` of the metadata.
+    """What a step takes and gives, from the entries `columns`, `forecast_columns`, `horizon`, `threshold`,
+    `steps_ahead`, `classes` and `units` of the metadata.
 
     Raises:
         ValueError: the names of classes do not fit the outputs.
@@ -47,6 +47,11 @@ def outputs_of(program: Program, name: str, metadata: Mapping[str, Any]) -> Outp
         y = (
             f"the forecast{units}: y[i * {upper}_FORECAST_COLUMNS + j] is column\n"
             f" * j of {name}_forecast_columns, i + 1 steps ahead"
+        )
+    elif "threshold" in metadata and size == 1 + 4 * len(columns):
+        y = (
+            f"the score of the sample, an alarm above 1 - {comment(_text(metadata['threshold']))}; then of each of\n"
+            f" * {name}_columns its score, the expected value, and the lower and upper end of the interval{units}"
         )
     elif "steps_ahead" in metadata:
         y += f", which predict x {comment(_text(metadata['steps_ahead']))} steps ahead"

@@ -29,6 +29,14 @@ static void {name}({type} *out, const {type} *condition, const {type} *x, const 
         out[i] = condition[i] > 0 ? x[i] : (y ? y[i] : otherwise);
 }}
 """,
+    "begin": """/* a state, or before the first step where sequences begin */
+static void {name}({type} *out, const {type} *x, const {type} *start, int started, size_t count)
+{{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = started ? x[i] : start[i];
+}}
+""",
     "repeat": """static void {name}({type} *restrict out, const {type} *restrict x, size_t size, size_t count)
 {{
     size_t i;

@@ -259,6 +259,16 @@ def _follow(e: Evaluator, op: ops.Follow, v: dict[Value, Tensor]) -> None:
     v[op.out] = torch.cat([number + 1, (flag.clamp(min=0) + 1).clamp(max=op.limit)], 1)
 
 
+def _begin(e: Evaluator, op: ops.Begin, v: dict[Value, Tensor]) -> None:
+    v[op.out] = torch.where(v[op.started] > 0, v[op.x], op.array.to(e.precision(op.x)))
+
+
+def _traced(e: Evaluator, op: ops.Traced, v: dict[Value, Tensor]) -> None:
+    shapes = [node.shape[1:] for node in op.graph.inputs]
+    inputs = [v[part].view(-1, *shape) for part, shape in zip(op.parts, shapes, strict=True)]
+    v[op.out] = torch.cat([output.flatten(1) for output in op.step(*inputs)], 1)
+
+
 def _push(e: Evaluator, op: ops.Push, v: dict[Value, Tensor]) -> None:
     rows, row = v[op.rows], v[op.row]
     newer = torch.cat([rows[:, op.row.size :], row], 1)
@@ -285,6 +295,7 @@ _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], No
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
+    ops.Begin: _begin,
     ops.Changes: _changes,
     ops.Concat: _concat,
     ops.Constant: _constant,
@@ -310,6 +321,7 @@ _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], No
     ops.Shares: _shares,
     ops.Split: _split,
     ops.Taps: _taps,
+    ops.Traced: _traced,
     ops.Transpose: _transpose,
     ops.Where: _where,
 }

@@ -29,7 +29,7 @@ from plmu.folded.base import foldable
 from plmu.modelfiles.atomic import replacing
 
 FORMATS = ("onnx", "torch", "c")
-_NO_WHOLE = "the original LMU runs one step after another"
+_NO_WHOLE = "the model runs one step after another"
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,20 @@ Each adds the operations of the kind's `advance` to the builder `b`, and returns
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from plmu import folded
 from plmu.exports import program as ops
 from plmu.exports.builder import Builder, Lowering, NotExportable, cast, name_of
-from plmu.exports.forecast import lower_covariates, lower_forecast
+from plmu.exports.forecast import POSITION, lower_covariates, lower_forecast
 from plmu.exports.pooled import lower_pooled
 from plmu.exports.program import Program, Season, Value, Weight
 from plmu.exports.timed import lower_timed
+from plmu.exports.traced import traced
 from plmu.folded import Folded
 from plmu.folded.attention import rotation
 from plmu.folded.functions import ACTIVATIONS, MODULES
@@ -224,6 +227,51 @@ def _after(b: Builder, part: folded.After, x: Value, state: Any) -> tuple[Value,
     return b.lower(part.inner, b.each(part.first, x), state)
 
 
+def _anomaly_score(b: Builder, part: folded.AnomalyScore, x: Value, state: Any) -> tuple[Value, Any]:
+    """One step, traced: all of it is in float64."""
+    start = part.initial_state(1, torch.float64, torch.device("cpu"))
+    for name, leaf in zip(start._fields, state, strict=True):
+        b.kinds[leaf] = f"what was learned: {name}"
+
+    def step(sample: Tensor, *learned: Tensor) -> tuple[Tensor, ...]:
+        out, after = part.advance(sample, type(start)(*learned))
+        return out, *after
+
+    graph = traced(step, torch.zeros(1, x.size, dtype=torch.float64), *start)
+    if not any(isinstance(operation, ops.Begin) and operation.out is state[0] for operation in b.operations):
+        steps = b.split(state[0], 1, state[0].size - 1)[0]  # of the clock
+        state = [
+            b.add_like(leaf, ops.Begin, leaf.size, leaf, steps, begin.flatten()) if leaf.size else leaf
+            for leaf, begin in zip(state, start, strict=True)
+        ]
+    out = Value(sum(node.size for node in graph.outputs), wide=True)
+    b.operations.append(ops.Traced(out, (x, *state), graph, step))
+    y, *after = b.split(out, *(node.size for node in graph.outputs))
+    return y, type(start)(*after)
+
+
+def _continued(b: Builder, part: folded.Continued, x: Value, state: Any) -> tuple[Value, Any]:
+    """The start is taken where the position's second number is 0."""
+    inner, position = state
+    b.kinds[position] = POSITION
+    _, started = b.split(b.add(ops.Phase, 2, position, part.first, 1), 1, 1)
+    starts = iter(part.start.split([leaf.size for leaf in _flat(inner)]))
+    values: dict[Value, Value] = {}  # of the states of the part
+
+    def begin(leaf: Value) -> Value:
+        if not leaf.size:
+            return leaf
+        start = next(starts).to(leaf.dtype)
+        values[leaf] = b.add_like(leaf, ops.Begin, leaf.size, leaf, started, start)
+        return values[leaf]
+
+    after = b.add_like(position, ops.Follow, 2, position, part.first)
+    out, inner = b.lower(part.inner, x, _mapped(inner, begin))
+    for leaf, value in values.items():
+        b.kinds[leaf] = b.kinds.pop(value)
+    return out, (inner, after)
+
+
 def _filled(b: Builder, part: folded.Filled, x: Value, state: Any) -> tuple[Value, Any]:
     if part.missing == "zero":
         return b.lower(part.inner, b.add(ops.Fill, x.size, x, None), state)
@@ -266,8 +314,10 @@ def _attention(b: Builder, part: folded.WindowAttention, x: Value, state: Any) -
 _KINDS: dict[type[Folded], Lowering] = {
     folded.Affine: _affine,
     folded.After: _after,
+    folded.AnomalyScore: _anomaly_score,
     folded.Carry: _carry,
     folded.Chain: _chain,
+    folded.Continued: _continued,
     folded.CoupledMemory: _coupled_memory,
     folded.CovariateForecast: lower_covariates,
     folded.Delay: _delay,
@@ -292,6 +342,14 @@ _KINDS: dict[type[Folded], Lowering] = {
     folded.WindowAttention: _attention,
     folded.WindowForecast: lower_forecast,
 }
+
+
+def _mapped(state: Any, function: Callable[[Value], Value]) -> Any:
+    """A nested state with `function` of each value in its place."""
+    if state is None or isinstance(state, Value):
+        return None if state is None else function(state)
+    parts = [_mapped(part, function) for part in state]
+    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
 
 
 def _flat(state: Any) -> list[Value]:

@@ -12,6 +12,7 @@ from onnx import TensorProto
 from torch import Tensor
 
 from plmu.exports import program as ops
+from plmu.exports import traced_onnx
 from plmu.exports.onnx_functions import FUNCTIONS
 from plmu.exports.onnx_graph import Graph, type_of
 from plmu.exports.program import TERMS, Operation, Value, rounded
@@ -277,6 +278,18 @@ def _follow(g: Graph, op: ops.Follow) -> None:
     g.put(op.out, g.node("Concat", g.node("Add", number, unit), g.node("Add", before, unit), axis=1))
 
 
+def _begin(g: Graph, op: ops.Begin) -> None:
+    started = g.node("Greater", g.get(op.started), g.number(0.0, op.started.wide))
+    g.put(op.out, g.node("Where", started, g.get(op.x), g.constant(op.array)))
+
+
+def _traced(g: Graph, op: ops.Traced) -> None:
+    inputs = [g.get(part, node.shape[1:]) for part, node in zip(op.parts, op.graph.inputs, strict=True)]
+    outputs = traced_onnx.emit(g, op.graph, inputs)
+    flat = [g.reshape(name, node.size) for name, node in zip(outputs, op.graph.outputs, strict=True)]
+    g.put(op.out, g.node("Concat", *flat, axis=1))
+
+
 def _push(g: Graph, op: ops.Push) -> None:
     row = g.get(op.row)
     repeated = g.node("Tile", row, g.integers(1, op.out.size // op.row.size))
@@ -312,6 +325,7 @@ _EMITTERS: dict[type[Operation], Callable[[Graph, Any], None]] = {
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
+    ops.Begin: _begin,
     ops.Changes: _changes,
     ops.Concat: _concat,
     ops.Constant: _constant,
@@ -337,6 +351,7 @@ _EMITTERS: dict[type[Operation], Callable[[Graph, Any], None]] = {
     ops.Shares: _shares,
     ops.Split: _split,
     ops.Taps: _taps,
+    ops.Traced: _traced,
     ops.Transpose: _transpose,
     ops.Where: _where,
 }

@@ -7,6 +7,7 @@ and computes new ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -340,6 +341,16 @@ class Follow(Operation):
 
 
 @dataclass(frozen=True, eq=False)
+class Begin(Operation):
+    """A state, or at the first step of a sequence, where `started` (a single number) is 0, the state in which sequences
+    begin."""
+
+    x: Value
+    started: Value
+    array: Tensor  # in the precision of x
+
+
+@dataclass(frozen=True, eq=False)
 class Push(Operation):
     """Rows without the oldest and with a new one at the end. The first row of a sequence, where `started` is 0, fills
     all of them."""
@@ -379,6 +390,25 @@ class Product(Operation):
 
     def multiply_adds(self) -> int:
         return self.array.numel()
+
+
+@dataclass(frozen=True, eq=False)
+class Traced(Operation):
+    """All outputs of a traced step, one after the other; inputs and outputs are wide."""
+
+    parts: tuple[Value, ...]  # the sample, then the tensors of the state
+    graph: Any  # `plmu.exports.traced.Graph`
+    step: Callable[..., tuple[Tensor, ...]]  # the function that was traced
+
+    def inputs(self) -> tuple[Value, ...]:
+        return self.parts
+
+    def constants(self) -> list[Tensor]:
+        arrays: list[Tensor] = self.graph.constants
+        return arrays
+
+    def multiply_adds(self) -> int:
+        return sum(node.size for node in self.graph.nodes if node.inputs)
 
 
 @dataclass(frozen=True)

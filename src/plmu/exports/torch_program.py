@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from plmu.exports.evaluate import Evaluator
-from plmu.exports.program import Elapse, Program
+from plmu.exports.program import Elapse, Program, Traced
 from plmu.folded.states import leaves, map_state
 
 METADATA = "metadata.json"  # among the program's extra files
@@ -58,8 +58,9 @@ def runs_whole(model: nn.Module) -> bool:
 
 
 def _times(program: Program) -> bool:
-    """Whether a model takes intervals, whose exponentials not every runtime of torch programs has."""
-    return any(isinstance(operation, Elapse) for operation in program.operations)
+    """Whether a step is that of the program: with intervals, whose exponentials not every runtime of torch programs
+    has, and where sequences do not begin with zeros."""
+    return any(isinstance(operation, Elapse | Traced) for operation in program.operations)
 
 
 class _Steps(nn.Module):

@@ -5,10 +5,12 @@ its tensors are arrays, its other fields plain options, and fields that are fold
 derive it from `Folded`, or from `Stateless`, and return it from the `fold()` of your layer.
 """
 
+from plmu.folded.anomalies import AnomalyScore
 from plmu.folded.attention import WindowAttention
 from plmu.folded.base import Folded, Place, Stateless, wide_dtype
 from plmu.folded.base import fold as fold
 from plmu.folded.blocks import SelectiveMemory, Taps
+from plmu.folded.continued import Continued
 from plmu.folded.forecast import CovariateForecast, WindowForecast
 from plmu.folded.functions import Affine, Applied, Carry, Function, Gate, Identity, Lookup, Norm, Scale, Unit
 from plmu.folded.joining import chain
@@ -22,9 +24,11 @@ from plmu.folded.timed import TimedDelay
 __all__ = [
     "Affine",
     "After",
+    "AnomalyScore",
     "Applied",
     "Carry",
     "Chain",
+    "Continued",
     "CoupledMemory",
     "CovariateForecast",
     "Delay",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from plmu.core.systems import LinearSystem
 from plmu.errors import FileFormatError, TooLarge
-from plmu.nn import Bidirectional, Gated, LearningForecast, Residual, Sequential, WeightedStack
+from plmu.nn import Bidirectional, Continued, Gated, LearningForecast, Residual, Sequential, WeightedStack
 from plmu.nn.folding import MODULES
 from plmu.nn.savable import REGISTERED
 
@@ -58,6 +58,7 @@ _TORCH_NAMES = {kind.__name__: kind for kind in TORCH}
 _STACKS: dict[str, Callable[..., nn.Module]] = {
     "Sequential": Sequential,
     "Residual": Residual,
+    "Continued": Continued,
     "Bidirectional": Bidirectional,
     "Gated": Gated,
     "WeightedStack": WeightedStack,
@@ -89,6 +90,9 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
         return description
     if isinstance(module, Residual) and kind is Residual:
         return {"class": "Residual", "modules": [_describe(module.module, tensors, f"{where}.module")]}
+    if isinstance(module, Continued) and kind is Continued:
+        inner = _describe(module.module, tensors, f"{where}.module")
+        return {"class": "Continued", "modules": [inner], "first": module.first}
     if isinstance(module, Bidirectional) and kind is Bidirectional:
         sides = ("forward_layer", "backward_layer")
         modules = [_describe(getattr(module, side), tensors, f"{where}.{side}") for side in sides]
@@ -147,7 +151,8 @@ def _build(description: Description, system: Callable[[str], LinearSystem]) -> n
         modules = [_build(inner, system) for inner in description["modules"]]
         if name == "torch.Sequential" and "names" in description:
             return nn.Sequential(OrderedDict(zip(description["names"], modules, strict=True)))
-        return _STACKS[name](*modules, **{key: description[key] for key in ("missing", "merge") if key in description})
+        options = {key: description[key] for key in ("missing", "merge", "first") if key in description}
+        return _STACKS[name](*modules, **options)
     config = dict(description["config"])
     if config.get("system") is not None:
         with torch.device("cpu"):

@@ -32,6 +32,7 @@ FORMAT = 1
 # Precisions of weights, as safetensors calls them.
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _PRECISIONS = tuple(_NAMES.values())
+_INTEGERS = {torch.int64: "I64"}
 _WEIGHTS_ONLY = "use save(model, path, weights_only=True), and load_into(model, path) to read it back"
 ATTACHED = ".attached."  # tensors beside those of a model; no name in a state_dict begins with a dot
 Shapes = dict[str, tuple[tuple[int, ...], str]]  # shapes of tensors, and their types in safetensors' words, by name
@@ -367,7 +368,7 @@ def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _shape(value: Tensor) -> tuple[tuple[int, ...], str]:
     """Shape and type of a tensor, as in `Shapes`."""
-    return tuple(value.shape), _NAMES.get(value.dtype, str(value.dtype))
+    return tuple(value.shape), (_NAMES | _INTEGERS).get(value.dtype, str(value.dtype))
 
 
 def _check_fit(model: nn.Module, shapes: Shapes, path: str | os.PathLike[str]) -> None:
@@ -381,7 +382,9 @@ def _check_fit(model: nn.Module, shapes: Shapes, path: str | os.PathLike[str]) -
             continue
         shape, dtype = shapes[name]
         fits = dtype in _PRECISIONS  # a model that `load` builds takes the file's precision, any other keeps its own
-        if not value.is_meta:
+        if value.is_meta and not value.is_floating_point():
+            fits = dtype == _INTEGERS.get(value.dtype)
+        elif not value.is_meta:
             fits = value.is_floating_point() == (fits or dtype.startswith("F"))
         if shape != value.shape:
             problems.append(f"{name} is {shape} in the file and {tuple(value.shape)} in the model")

@@ -6,12 +6,14 @@ Each line below makes a name public: `plmu.nn.LMU`.
 from types import ModuleType as _ModuleType
 
 from plmu.folded import fold as fold
+from plmu.nn.anomalies import AnomalyScore as AnomalyScore
 from plmu.nn.attention import CausalAttention as CausalAttention
 from plmu.nn.bidirectional import Bidirectional as Bidirectional
 from plmu.nn.blocks import LMUBlock as LMUBlock
 from plmu.nn.blocks import MemoryBlock as MemoryBlock
 from plmu.nn.combining import Gated as Gated
 from plmu.nn.combining import WeightedStack as WeightedStack
+from plmu.nn.continued import Continued as Continued
 from plmu.nn.convolution import CausalConvolution as CausalConvolution
 from plmu.nn.covariates import CovariateForecast as CovariateForecast
 from plmu.nn.cross_attention import Attended as Attended

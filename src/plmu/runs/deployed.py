@@ -14,7 +14,8 @@ from torch import nn
 
 from plmu.errors import RunError
 from plmu.modelfiles.files import load as load_model
-from plmu.nn import LookbackForecast, PooledForecast, Steppable
+from plmu.nn import Continued, LookbackForecast, PooledForecast, Steppable
+from plmu.runs.anomalies import NUMBERS, Anomalies
 from plmu.runs.folder import CONFIG_FILE, model_file, read_json
 from plmu.runs.forecasts import Forecasts
 from plmu.runs.outputs import Outputs
@@ -44,6 +45,7 @@ STEPPABLE = {
     "reviews": ("plmu",),
     "forecast": ("closed", "gradient"),
     "classify": ("closed", "gradient"),
+    "anomalies": ("online",),
 }
 
 
@@ -51,8 +53,8 @@ STEPPABLE = {
 class Deployed:
     """A trained model, frozen, and what its inputs and outputs mean.
 
-    `kind` is "numbers" (predictions of numbers), "classes" (numbers in, classes out), "text" (a class of a text) or
-    "language" (the next token of a text).
+    `kind` is "numbers" (predictions of numbers), "classes" (numbers in, classes out), "anomalies" (numbers in, scores
+    out), "text" (a class of a text) or "language" (the next token of a text).
     """
 
     frozen: FrozenModel
@@ -61,7 +63,7 @@ class Deployed:
     symbols: Symbols | None
     experiment: str  # its name, or nothing
     memory: tuple[int, float] | None  # order and θ of the first memory
-    forecasts: Forecasts | None = None  # if the model is a forecast
+    forecasts: Forecasts | Anomalies | None = None  # if the model is a forecast, or a detector of anomalies
 
     def tokens(self, text: str, first: bool) -> list[tuple[int, str]]:
         """Token numbers of a text, each with its name. The tokens that start each text have no name.
@@ -150,7 +152,7 @@ def load(path: Path, learning: Learning | None = None) -> Deployed:
     numbers = outputs.horizon * len(outputs.columns or outputs.inputs)
     if outputs.horizon and (len(outputs.inputs) != frozen.features or count != numbers):
         raise RunError(f"{file} has {count} outputs, outputs.json is of another run")
-    forecasts = None
+    forecasts: Forecasts | Anomalies | None = None
     if isinstance(model, LookbackForecast | PooledForecast):
         forecasts = Forecasts.of(model, outputs, folder)
         if learning is not None:
@@ -161,6 +163,10 @@ def load(path: Path, learning: Learning | None = None) -> Deployed:
         raise ValueError(
             f"--learn is for forecasts, whose truth comes with later samples: {file} has a model of {kind}"
         )
+    elif isinstance(model, Continued) and outputs.threshold:
+        if len(outputs.inputs) != frozen.features or count != 1 + NUMBERS * len(outputs.inputs):
+            raise RunError(f"{file} has {count} outputs, outputs.json is of another run")
+        kind, forecasts = "anomalies", Anomalies.of(model, outputs, folder, frozen)
     return Deployed(frozen, kind, outputs, symbols, experiment, _memory(model), forecasts)
 
 

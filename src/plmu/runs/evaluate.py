@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from plmu.errors import RunError
 from plmu.runs import sources
 from plmu.runs.configuration import read_config
@@ -61,6 +63,9 @@ def evaluate(
     epoch, task, network = best
     if is_finished(folder):
         network = experiment.saved_model(folder, config, task, network)
+    if task.score is not None and next(network.parameters(), None) is None:  # there is nothing to train
+        with torch.no_grad():
+            return Evaluation(task.score(network.eval(), task.test), epoch=epoch)
     trainer = Trainer(task, network, config.training, processes, config.seed)
     scores = {**trainer.evaluate(trainer.task.test), **more_scores(experiment, config, trainer)}
     return Evaluation(scores, epoch=epoch)

@@ -45,7 +45,7 @@ class Predictions:
 
     columns: dict[str, Sequence[object]]
     notes: list[str] = field(default_factory=list)
-    numbers: tuple[str, ...] = ()  # names of the columns whose text is numbers
+    numbers: tuple[str, ...] = ()  # names of the columns whose text is numbers, or None for a missing one
     draw: Callable[[Path], list[str]] | None = None  # writes a picture of them, and returns notes about it
     following: Iterable[Mapping[str, Sequence[object]]] = ()  # the same columns of further rows; they may add notes
 

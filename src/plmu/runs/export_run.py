@@ -20,6 +20,7 @@ FROM_OUTPUTS = {
     "inputs": "columns",
     "horizon": "horizon",
     "columns": "forecast_columns",
+    "threshold": "threshold",
 }
 
 

@@ -34,6 +34,7 @@ INTERVALS_FILE = "intervals.json"  # prediction intervals of a forecast
 LEARNING_FILE = "learning.plmu"  # the sums of a forecast, by which it learns while it runs
 WHOLE_MODEL_FILE = "whole.plmu"  # a classifier of whole series, where it differs from that of streams
 NORMALIZATION_FILE = "normalization.json"
+STATES_FILE = "states.plmu"  # what a detector of anomalies has learned of each of several series
 
 
 def model_file(path: Path) -> tuple[Path, Path]:

@@ -27,6 +27,7 @@ class Outputs:
     clock: Clock | None = None  # of a forecast: the steps of the training data
     next_step: int | None = None  # of this clock, after the last row of training; a stream without times begins there
     season: int = 0  # steps of the model's season; 0 for none
+    threshold: float = 0.0  # of a detector of anomalies: the share of normal samples that alarm
 
     def sample(self) -> str:
         """What a sample of a model with covariates holds, in words."""
@@ -71,6 +72,7 @@ def read(folder: Path) -> Outputs | None:
             clock=None if content.get("clock") is None else Clock.read(content["clock"]),
             next_step=content.get("next_step"),
             season=content.get("season", 0),
+            threshold=float(content.get("threshold", 0.0)),
         )
         words = [*outputs.labels, *outputs.inputs, *outputs.columns, *outputs.header, outputs.time, outputs.series]
         numbers = [outputs.ahead, outputs.horizon, outputs.season, *outputs.start]
@@ -78,7 +80,7 @@ def read(folder: Path) -> Outputs | None:
             raise TypeError
         if not all(isinstance(word, str) for word in words) or not all(type(number) is int for number in numbers):
             raise TypeError
-        if min(numbers) < 0:
+        if min(numbers) < 0 or not 0 <= outputs.threshold < 1:
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{path} is damaged: it says what the model's outputs mean. Copy it again") from None

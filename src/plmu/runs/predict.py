@@ -149,7 +149,9 @@ def _write_parquet(predictions: Predictions, path: Path) -> None:
 def _with_numbers(predictions: Predictions) -> dict[str, list[Any]]:
     """The columns, with numbers instead of their text."""
     return {
-        name: [float(str(cell)) for cell in column] if name in predictions.numbers else list(column)
+        name: [None if cell is None else float(str(cell)) for cell in column]
+        if name in predictions.numbers
+        else list(column)
         for name, column in predictions.columns.items()
     }
 

@@ -19,6 +19,7 @@ from plmu.nn.steppable import Steppable
 from plmu.runtime.state_tree import finite
 
 MISSING = ("raise", "hold", "zero")
+PASS = "pass"  # missing values go to a model that takes them
 
 
 class FrozenModel:
@@ -49,6 +50,8 @@ class FrozenModel:
         self.place = None  # precision and device of samples
         if weight is not None:
             self.place = weight.new_empty(0, dtype=self.folded.sample_dtype)
+        elif self.folded.sample_dtype is not None:
+            self.place = torch.empty(0, dtype=self.folded.sample_dtype)
         begin = entrance(self._model)
         self.takes_tokens = isinstance(first, nn.Embedding) or isinstance(begin, nn.Embedding)
         self.features = features_of(begin)
@@ -84,7 +87,7 @@ class FrozenModel:
             return start(sample.shape[0], dtype, device)
 
     def checked_missing(self, missing: str | None) -> str:
-        """What a missing sample does: the argument, else what the model itself does, else "raise".
+        """What a missing sample does: the argument, else what the model itself does, which may be "pass", else "raise".
 
         Args:
             missing: "raise", "hold", "zero" or None.
@@ -93,7 +96,7 @@ class FrozenModel:
             ValueError: it is none of these.
         """
         chosen = missing or self.fills or "raise"
-        if chosen not in MISSING:
+        if chosen not in MISSING and not chosen == self.fills == PASS:
             raise ValueError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
         return chosen
 

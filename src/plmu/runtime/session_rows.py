@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.runtime.frozen import FrozenModel
+from plmu.runtime.frozen import PASS, FrozenModel
 from plmu.runtime.state_tree import check_kind, finite, finite_state, leaves, map_state, spoiled, without_subnormal
 
 _FLUSH_EVERY = 256
@@ -157,7 +157,7 @@ class Rows:
 
     def _filled(self, rows: Tensor, x: Tensor) -> Tensor:
         """Samples (rows, time, features) whose missing values are filled, unless `missing` is "raise"."""
-        if self.missing == "raise" or not x.is_floating_point():
+        if self.missing in ("raise", PASS) or not x.is_floating_point():
             return x
         if self.missing == "zero":
             return torch.where(torch.isnan(x), 0.0, x)
@@ -211,7 +211,8 @@ class Rows:
                 clean = False
                 bad = torch.zeros_like(rows, dtype=torch.bool)
                 if x.is_floating_point():
-                    bad |= ~torch.isfinite(x[:, step]).all(1)
+                    unfit = torch.isinf(x[:, step]) if self.missing == PASS else ~torch.isfinite(x[:, step])
+                    bad |= unfit.any(1)
                 bad |= torch.isin(positions, self.index(refused))
                 for new, before in zip(state, old, strict=True):
                     bad |= spoiled(new[positions], before[positions]).flatten(1).any(1)
@@ -244,6 +245,8 @@ class Rows:
             moved = taken > 0
             rows, taken, x, state = rows[moved], taken[moved], x[moved], [leaf[moved] for leaf in state]
             last = x[torch.arange(len(rows), device=rows.device), taken - 1]
+        if self.missing == PASS:
+            last = torch.zeros_like(last)  # nothing is filled with it, and files hold no NaN
         return rows, state, last, self.steps[rows] + taken
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from copy import copy
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from plmu.nn.steppable import Steppable
-from plmu.runtime.frozen import FrozenModel, as_sample, converted
+from plmu.runtime.frozen import PASS, FrozenModel, as_sample, converted
 from plmu.runtime.state_tree import (
     check_kind,
     finite,
@@ -42,7 +43,8 @@ class Stream:
             DDP and torch.compile wrappers are removed.
         missing: what a sample of None or NaN does: "raise", "hold" the last value, or take "zero"; each number of a
             batch by itself. Before the first value, "hold" takes zero too. None means the `missing` of the model's
-            first layer, or else "raise".
+            first layer, or else "raise". A model that takes missing values itself, such as `plmu.nn.AnomalyScore`, gets
+            them.
 
     Attributes:
         note: of a restored stream, what was noted in its file; else None.
@@ -104,6 +106,8 @@ class Stream:
                 state = map_state(state, without_subnormal)
             if self.missing == "hold":
                 sample = sample.clone()  # the caller may write the next one into the same memory
+            elif self.missing == PASS:
+                sample = torch.zeros_like(sample)  # its shape alone matters, and files hold no NaN
         self.steps, self._state, self._last, self._single = steps, state, sample, single
         return out.squeeze(0).clone() if single else out.clone()  # an ordinary tensor, which may be used in training
 
@@ -167,8 +171,10 @@ class Stream:
         values are known, where the model wants to know that some are missing."""
         tells = self.missing == "hold" and self._frozen.folded.reads_missing
         if x is None:
-            filled = self._filled(None)
-            return filled, self._single, torch.zeros_like(filled, dtype=torch.bool) if tells else None
+            if self.missing != PASS or self._last is not None:
+                filled = self._filled(None)
+                return filled, self._single, torch.zeros_like(filled, dtype=torch.bool) if tells else None
+            x = [math.nan] * (self._frozen.features or 1)
         place = self._last if self._place is None else self._place
         sample = as_sample(x, self._tokens, place)
         if self._tokens:
@@ -199,6 +205,8 @@ class Stream:
         what = "None" if sample is None else "NaN"
         if sample is not None and bool(torch.isinf(sample).any()):
             raise ValueError(f"a sample holds infinity, or a number too large for {sample.dtype}")
+        if self.missing == PASS:
+            return torch.full_like(self._last, math.nan) if sample is None else sample  # type: ignore[arg-type]
         if self.missing == "raise":
             raise ValueError(f"a sample is {what}: create the stream with missing='hold' or missing='zero' to continue")
         if sample is None:

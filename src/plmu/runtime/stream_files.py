@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plmu.errors import FileFormatError
 from plmu.modelfiles.files import Contents, reading, write
-from plmu.runtime.frozen import MISSING, FrozenModel
+from plmu.runtime.frozen import MISSING, PASS, FrozenModel
 from plmu.runtime.state_tree import finite, finite_state, leaves, map_state, spoiled
 
 
@@ -73,7 +73,7 @@ def _described(file: Contents, model: FrozenModel) -> Saved:
     path, description = file.path, file.description
     missing, steps, single = (description.get(key) for key in ("missing", "steps", "single"))
     row = description.get("row")
-    right = missing in MISSING and type(steps) is int and steps >= 0 and type(single) is bool
+    right = missing in (*MISSING, PASS) and type(steps) is int and steps >= 0 and type(single) is bool
     if not right or (row is not None and (type(row) is not int or row < 0)) or steps is None or single is None:
         shown = {"missing": missing, "steps": steps, "single": single}
         raise FileFormatError(f"{path} has a broken description: {shown!s:.300}")

@@ -125,6 +125,8 @@ class Server:
             "horizon": outputs.horizon,
             "clock": None if outputs.clock is None else outputs.clock.described(),
             "season": outputs.season,
+            "time": outputs.time,
+            "threshold": outputs.threshold,
             "next_time": None if forecasts is None else forecasts.time_of(forecasts.first_step),
             "memory": None if memory is None else {"order": memory[0], "theta": memory[1]},
             "version": plmu.__version__,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import plmu
+from plmu.runs.anomalies import Anomalies
 from plmu.runs.forecasts import Forecasts
 from plmu.serve import recovery
 from plmu.serve.access import digest
@@ -44,7 +45,7 @@ class Batcher:
         code: str = "f",
         journal: Journal | None = None,
         tick: float = 0.01,
-        forecasts: Forecasts | None = None,
+        forecasts: Forecasts | Anomalies | None = None,
     ) -> None:
         self.sessions, self.limits, self.metrics, self.journal, self.tick = sessions, limits, metrics, journal, tick
         self.work = Work(sessions, limits, metrics, code, forecasts)

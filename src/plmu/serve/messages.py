@@ -108,7 +108,7 @@ class Reader:
         """The clock's step of the time of a message's first sample."""
         forecasts = self.deployed.forecasts
         if forecasts is None:
-            raise BadMessage("time is for forecasts: this model does not depend on it")
+            raise BadMessage("time is for forecasts and anomalies: this model does not depend on it")
         if kind not in ("sample", "samples"):
             raise BadMessage(f"time is that of the first sample: it cannot be with {kind}")
         numbers = forecasts.clock.kind in ("rows", "numbers")

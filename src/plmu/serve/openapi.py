@@ -10,7 +10,8 @@ from plmu.serve.messages import LIKELIEST, NAME
 
 Schema = dict[str, Any]
 TEXT, NUMBER, INTEGER, TRUE = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"const": True}
-NUMBERS = {"type": "array", "items": {"type": ["number", "null"]}}
+NULLABLE: Schema = {"type": ["number", "null"]}
+NUMBERS = {"type": "array", "items": NULLABLE}
 ID = {"type": ["string", "integer"], "description": "Repeated in the answer."}
 STEP = {"type": "integer", "minimum": 0, "description": "Samples that the session has taken."}
 ALWAYS = (400, 403)  # of a wrong header Host, and of a host or a page of another site that is not allowed
@@ -126,6 +127,7 @@ def _schemas(model: dict[str, Any], limits: Limits) -> dict[str, Schema]:
     """Messages and answers of the server of this model."""
     likeliest = _object({"token": INTEGER, "text": TEXT, "probability": NUMBER}, "token", "text", "probability")
     by_name: Schema = {"type": "object", "additionalProperties": NUMBERS}
+    channel = _object(dict.fromkeys(("score", "expected", "lower", "upper"), NULLABLE), "score")
     outputs = {"output": NUMBERS, "outputs": {"type": "array", "items": NUMBERS}}
     answer = {
         "session": {**_name(), "description": "In HTTP."},
@@ -136,12 +138,16 @@ def _schemas(model: dict[str, Any], limits: Limits) -> dict[str, Schema]:
         "label": TEXT,
         "probability": NUMBER,
         "probabilities": {"type": "object", "additionalProperties": NUMBER},
-        "time": {**TEXT, "description": "Of a forecast: of the last sample."},
+        "time": {**TEXT, "description": "Of a forecast or a score: of the last sample."},
         "times": {"type": "array", "items": TEXT, "description": "Of the steps ahead."},
         "forecast": {**by_name, "description": "Of each column, step by step."},
         "intervals": {**by_name, "description": "Ends of prediction intervals, such as load-lo-80."},
         "mae": {"type": "object", "description": "With --learn: the running mean absolute error of each column."},
         "mae without learning": {"type": "object", "description": "That of the model that was trained."},
+        "score": {**NULLABLE, "description": "Of anomalies: of the last sample, from 0 to 1."},
+        "alarm": {"type": "boolean", "description": "Whether the score is above 1 − threshold."},
+        "channel": {**TEXT, "description": "That with the highest score."},
+        "channels": {"type": "object", "additionalProperties": channel, "description": "The reason, by column."},
         "warning": {**TEXT, "description": "That no time was given, and which one is taken."},
         "next": {"type": "array", "items": likeliest, "maxItems": LIKELIEST},
         "closed": TRUE,
@@ -157,8 +163,13 @@ def _schemas(model: dict[str, Any], limits: Limits) -> dict[str, Schema]:
         "ahead": INTEGER,
         "columns": {"type": "array", "items": TEXT},
         "horizon": INTEGER,
-        "clock": {"type": ["object", "null"], "description": "Of a forecast: the steps of time of its training data."},
+        "clock": {
+            "type": ["object", "null"],
+            "description": "Of forecasts and anomalies: the steps of time of the training data.",
+        },
         "season": INTEGER,
+        "time": {**TEXT, "description": "The column of times, if there is one."},
+        "threshold": {**NUMBER, "description": "Of anomalies: the share of normal samples that alarm; else 0."},
         "next_time": {"type": ["string", "null"], "description": "Where a session begins without a time."},
         "memory": {"anyOf": [{"type": "null"}, _object({"order": INTEGER, "theta": NUMBER}, "order", "theta")]},
         "version": TEXT,

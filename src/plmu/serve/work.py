@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import plmu
+from plmu.runs.anomalies import Anomalies
 from plmu.runs.forecasts import Forecasts
 from plmu.serve.chunks import CLOSE, OPEN, SAMPLES, START, packed, packed_open
 from plmu.serve.limits import BadMessage, Limits, Rate
@@ -81,7 +82,7 @@ class Work:
         limits: Limits,
         metrics: Metrics,
         code: str,
-        forecasts: Forecasts | None = None,
+        forecasts: Forecasts | Anomalies | None = None,
     ) -> None:
         self.sessions, self.limits, self.metrics, self.forecasts = sessions, limits, metrics, forecasts
         self.code, self.features = code, sessions.features or 1
@@ -164,7 +165,7 @@ class Work:
         assert self.forecasts is not None
         return self.forecasts.next_step(self.sessions.state(session.row))
 
-    def _begin(self, request: Request, session: Session, forecasts: Forecasts, records: bytearray) -> bool:
+    def _begin(self, request: Request, session: Session, forecasts: Forecasts | Anomalies, records: bytearray) -> bool:
         """Start a session at the time of its first message, or compare the time of a later message with the step that
         comes next. Returns whether the message's samples can be taken."""
         message, step = request.message, self.next_step(session)
@@ -188,7 +189,10 @@ class Work:
     def _start(self, session: Session, step: int) -> None:
         """Reset a session, so that its first sample is at this step."""
         assert self.forecasts is not None
-        self.sessions.reset(session.row, self.forecasts.state_at(step))
+        if isinstance(self.forecasts, Anomalies):  # a session that is called like a series goes on after it
+            self.sessions.reset(session.row, self.forecasts.state_at(step, session.name))
+        else:
+            self.sessions.reset(session.row, self.forecasts.state_at(step))
 
     def new_session(self, name: str, row: int, owner: str) -> Session:
         """Make a session, in a row of the batch that has been added."""

@@ -1,5 +1,6 @@
 """Users' own series: tables and frames to series, estimators fitted in closed form, intervals, scores and reports."""
 
+from plmu.timeseries.anomaly_detector import AnomalyDetector
 from plmu.timeseries.classification_report import ClassificationReport
 from plmu.timeseries.classifier import SequenceClassifier
 from plmu.timeseries.datasets import ForecastWindows, LabelledSeries
@@ -10,6 +11,7 @@ from plmu.timeseries.predictions import Forecast
 from plmu.timeseries.series import SeriesData, read_series
 
 __all__ = [
+    "AnomalyDetector",
     "ClassificationReport",
     "Forecast",
     "ForecastWindows",

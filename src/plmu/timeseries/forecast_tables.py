@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plmu.clock import Steps
+from plmu.clock import Clock, Steps
 from plmu.runs.intervals import Intervals
 from plmu.timeseries.frames import Form
 from plmu.timeseries.long_frames import LongFrame, as_times
@@ -19,6 +19,17 @@ from plmu.timeseries.series import Piece
 from plmu.timeseries.split import Settings
 
 Rows = Sequence[tuple[Piece, Steps]]  # steps of series
+
+
+class Named(Protocol):
+    """The names of columns, and the clock of their times."""
+
+    @property
+    def time(self) -> str | None: ...
+    @property
+    def id(self) -> str | None: ...
+    @property
+    def clock(self) -> Clock: ...
 
 
 def formed(
@@ -72,7 +83,7 @@ def forecast_table(
 
 
 def long_table(
-    settings: Settings,
+    settings: Named,
     times: Mapping[str, Rows],
     columns: Mapping[str, NDArray[Any]],
     frame: LongFrame | None = None,
@@ -108,12 +119,12 @@ def long_table(
     return import_module(library).DataFrame({**result, **columns})
 
 
-def time_column(settings: Settings) -> str:
+def time_column(settings: Named) -> str:
     """The name of the column of times in forecasts."""
     return "row" if settings.clock.kind == "rows" or settings.time is None else settings.time
 
 
-def stamps_of_steps(settings: Settings, rows: Rows) -> Any:
+def stamps_of_steps(settings: Named, rows: Rows) -> Any:
     """The times of steps: datetime64[us], numbers, or rows counted from 1."""
     clock = settings.clock
     if clock.kind == "rows":
@@ -128,13 +139,13 @@ def _ahead(settings: Settings, piece: Piece) -> Steps:
     return piece.last + np.arange(1, settings.horizon + 1)
 
 
-def _in_utc(settings: Settings, stamps: Any) -> Any:
+def _in_utc(settings: Named, stamps: Any) -> Any:
     """Dates in the time zone of the clock, in UTC."""
     zone = settings.clock.zone
     return stamps - np.timedelta64(zone, "m") if zone and stamps.dtype.kind == "M" else stamps
 
 
-def _text(settings: Settings, rows: Rows, stamps: NDArray[Any]) -> list[str]:
+def _text(settings: Named, rows: Rows, stamps: NDArray[Any]) -> list[str]:
     """Dates as text."""
     if stamps.dtype.kind != "M":
         return []

@@ -90,7 +90,7 @@ class SeriesTable:
             config: how gaps are treated; by default as in files.
         """
         if data.clock.kind == "rows" or self.times is None:
-            measured, before = np.broadcast_to(np.True_, self.values.shape), data.after.get(str(place))
+            measured, before = np.asarray(~np.isnan(self.values)), data.after.get(str(place))
             start = 0 if before is None else before.last + 1
             return [Piece(str(place), start, self.values, measured, covariates=self.covariates, source=place)]
         values = self.values
@@ -151,19 +151,19 @@ def is_list_of_series(X: Any) -> bool:
     return isinstance(X, list | tuple) and bool(X) and all(getattr(series, "shape", ()) for series in X)
 
 
-def as_list(X: Any, name: str, covariates: Sequence[str | int] = ()) -> list[SeriesTable]:
+def as_list(X: Any, name: str, covariates: Sequence[str | int] = (), missing: bool = False) -> list[SeriesTable]:
     """The checked series of X, which is one series or a list of them with equally many channels. `name` is for errors;
-    `covariates` are as in `as_table`."""
+    `covariates` and `missing` are as in `as_table`."""
     if is_list_of_series(X):
-        tables = [as_table(series, f"{name}[{i}]", covariates) for i, series in enumerate(X)]
+        tables = [as_table(series, f"{name}[{i}]", covariates, missing) for i, series in enumerate(X)]
         widths = sorted({table.values.shape[1] for table in tables})
         if len(widths) > 1:
             raise ValueError(f"all series of {name} must have the same number of channels, got {widths}")
         return tables
-    return [as_table(X, name, covariates)]
+    return [as_table(X, name, covariates, missing)]
 
 
-def as_table(X: Any, name: str, covariates: Sequence[str | int] = ()) -> SeriesTable:
+def as_table(X: Any, name: str, covariates: Sequence[str | int] = (), missing: bool = False) -> SeriesTable:
     """A series from an array (time,) or (time, channels), or from a frame.
 
     Args:
@@ -171,6 +171,7 @@ def as_table(X: Any, name: str, covariates: Sequence[str | int] = ()) -> SeriesT
         name: what to call X in errors.
         covariates: the columns of X that are known ahead, by name or number. Rows at the end in which all other columns
             are NaN are ahead of the series.
+        missing: whether values of a series without covariates may be NaN.
 
     Raises:
         ValueError: the shape is another, a value is NaN or infinite, or `covariates` are not columns of X, not
@@ -179,7 +180,7 @@ def as_table(X: Any, name: str, covariates: Sequence[str | int] = ()) -> SeriesT
     table = _unchecked(X, name)
     form = table.form
     if not len(covariates):
-        return replace(table, values=_checked(table.values, name, form.names))
+        return replace(table, values=_checked(table.values, name, form.names, missing=missing))
     width = table.values.shape[1]
     places = [_place(column, form.names, width, name) for column in covariates]
     if len(set(places)) < len(places) or len(places) == width:
@@ -347,21 +348,28 @@ def _increasing(times: NDArray[Any], name: str) -> NDArray[Any]:
     raise ValueError(f"{name} has the time {times[row]} in row {row}, before that of row {row - 1}: sort it by time")
 
 
-def _checked(values: Numbers, name: str, names: tuple[str, ...] | None, places: Sequence[int] | None = None) -> Numbers:
-    """The values (time, columns); ValueError if they are empty, NaN or infinite. For the message, `names` are those of
-    the columns, or `places` their indices in the array that was given."""
+def _checked(
+    values: Numbers,
+    name: str,
+    names: tuple[str, ...] | None,
+    places: Sequence[int] | None = None,
+    missing: bool = False,
+) -> Numbers:
+    """The values (time, columns); ValueError if they are empty, infinite or, unless `missing`, NaN. For the message,
+    `names` are those of the columns, or `places` their indices in the array that was given."""
     if values.shape[0] == 0:
         raise ValueError(f"Found array with 0 sample(s): {name} has no rows")
     if values.shape[1] == 0:
         raise ValueError(f"Found array with 0 feature(s) (shape={values.shape}) while a minimum of 1 is required.")
-    bad = ~np.isfinite(values)
+    bad = np.isinf(values) if missing else ~np.isfinite(values)
     if bad.any():
         row, column = np.argwhere(bad)[0]
         where = f"column {repr(names[column]) if names is not None else column if places is None else places[column]}"
         kind = "NaN" if np.isnan(values[row, column]) else "infinity"
         raise ValueError(f"{name} has {kind} in row {row}, {where}: fill missing values first")
-    if np.abs(values).max() > LARGEST:
-        row, column = np.unravel_index(np.abs(values).argmax(), values.shape)
+    sizes = np.nan_to_num(np.abs(values))
+    if sizes.max() > LARGEST:
+        row, column = np.unravel_index(sizes.argmax(), values.shape)
         raise ValueError(f"{name} has {values[row, column]:g} in row {row}, too large to compute with: divide it")
     return values
 

@@ -86,6 +86,11 @@ class SeriesConfig(DataConfig):
         if self.most_rows < 0:
             raise ValueError(f"data.most_rows must be at least 0, got {self.most_rows}")
 
+    @property
+    def filling(self) -> str:
+        """What is done with missing values, in words."""
+        return "joined linearly" if self.missing == "linear" else "filled with the last value"
+
 
 @dataclass(frozen=True)
 class Piece:

@@ -67,7 +67,7 @@ def note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesCo
 
 def counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool) -> list[str]:
     """What was done with gaps and duplicates, in words; `scored` says that errors will be measured on these rows."""
-    how = "joined linearly" if config.missing == "linear" else "filled with the last value"
+    how = config.filling
     merged = {"mean": "averaged", "sum": "added up"}.get(config.duplicates, f"the {config.duplicates} is taken")
     hint = " (--data.id names a column that tells series apart)" if scored and config.id is None else ""
     longest = 0 if config.missing == "split" else config.longest_gap

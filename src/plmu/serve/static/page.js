@@ -47,10 +47,10 @@ function connect() {
   let greeted = false;
   socket.onmessage = (event) => {
     const answer = JSON.parse(event.data);
-    if (greeted) { receive(answer); return; }
+    if (greeted) { handlers.answer(answer); return; }
     greeted = true;
     showStatus("connected");
-    catchUp();
+    handlers.connected();
   };
   socket.onclose = () => {
     socket = null;
@@ -134,7 +134,7 @@ let due = performance.now();
 function run() {
   const now = performance.now(), gap = 1000 / $("rate").value;
   if (state.paused || now - due > 500) due = now;
-  while (due <= now && !state.paused) { sample(); due += gap; }
+  while (due <= now && !state.paused) { handlers.sample(); due += gap; }
   setTimeout(run, Math.min(gap, 30));
 }
 
@@ -199,8 +199,7 @@ function drawWindow() {
 function draw() {
   if (changed) {
     changed = false;
-    drawStream();
-    drawWindow();
+    handlers.draw();
     const sorted = [...state.latencies].sort((a, b) => a - b);
     if (sorted.length) {
       $("latency").textContent = `${sorted[sorted.length >> 1].toFixed(1)} ms`;
@@ -213,16 +212,24 @@ function draw() {
 
 // ---------------------------------------------------------------- start
 
+// What a page for another kind of model does in its own way: see anomalies.js.
+const handlers = {
+  answer: receive, connected: catchUp, sample, charts: makeCharts, draw: () => { drawStream(); drawWindow(); },
+};
+
+function showPause() { $("pause").textContent = state.paused ? "resume" : "pause"; }
+
 function showSettings() {
   for (const id of ["order", "theta", "rate"]) $(`${id}-value`).textContent = $(id).value;
 }
 
 async function start() {
-  makeCharts();
   try {
     state.model = await get("model");
   } catch (error) { showStatus(error.message, true); }
   const model = state.model;
+  if (model && model.kind === "anomalies") { startAnomalies(model); return; }
+  makeCharts();
   if (model) {
     $("model").textContent = model.experiment || "your own model";
     if (model.ahead) $("ahead").textContent = `, ${model.ahead} steps ahead`;
@@ -247,9 +254,9 @@ $("rate").addEventListener("input", showSettings);
 $("signal").addEventListener("change", () => { state.next = SIGNALS[$("signal").value](); });
 $("pause").addEventListener("click", () => {
   state.paused = !state.paused;
-  $("pause").textContent = state.paused ? "resume" : "pause";
+  showPause();
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", makeCharts);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => handlers.charts());
 new ResizeObserver(() => {
   for (const [id, chart] of Object.entries(charts)) chart.setSize({ width: $(id).clientWidth, height: $(id).clientHeight });
 }).observe(document.body);
