@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import nab_tables, panel_tables, single_series_tables, tables
+from benchmarks import anomaly_tables, panel_tables, single_series_tables, tables
 from plmu.cli.report import load
 from plmu.cli.tables import HEADER, rows, shown, titled
 from plmu.runs.folder import read_json
@@ -183,7 +183,12 @@ BENCHMARKS: dict[str, tuple[str | tuple[str, ...], str, Callable[..., str]]] = {
         "python -m benchmarks.single_series --peers PYTHON --json results",
         single_series_tables.series,
     ),
-    "nab": ("nab.json", "python -m benchmarks.nab --json results", nab_tables.detectors),
+    "alarm-rates": (
+        "alarm-rates.json",
+        "python -m benchmarks.alarm_rates --json results",
+        anomaly_tables.rates,
+    ),
+    "nab": ("nab.json", "python -m benchmarks.nab --json results", anomaly_tables.detectors),
 }
 
 if __name__ == "__main__":

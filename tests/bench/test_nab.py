@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.nab import day, events
 from benchmarks.nab_scoring import PROFILES, Archive, Recording, Weights, gains_at, normalised, score
 
 STANDARD = Weights(hit=1.0, false=0.11, miss=1.0)
@@ -62,6 +63,21 @@ def test_no_alarm_is_0_and_each_first_row_is_100() -> None:
 def test_scores_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="a has 40 rows, got 39 scores"):
         score([FILE], [np.zeros(39)], STANDARD)
+
+
+def test_of_an_event_the_rows_count_that_are_the_most_anomalous_of_late() -> None:
+    p_values = np.full(200, 0.5)
+    p_values[[100, 104, 150, 153]] = [0.01, 0.02, 0.02, 0.004]
+    alarms = events(1 - p_values)
+    assert alarms[0] == pytest.approx(1 / 1.5)
+    assert alarms[104] == 0  # five rows before, one was more anomalous
+    assert alarms[150] == pytest.approx(1 / (1 + 0.02 * 151**0.5))
+    assert alarms[153] == pytest.approx(1 / (1 + 0.004 * 154**0.5))
+
+
+def test_the_season_is_a_day() -> None:
+    times = [f"2014-04-01 00:{minute:02d}:00" for minute in range(0, 60, 5)]
+    assert day(Recording("a", times, np.zeros(12), [])) == 288
 
 
 DATA = Path(os.environ.get("PLMU_DATA", "."))

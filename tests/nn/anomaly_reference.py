@@ -113,7 +113,7 @@ class Reference:
         change = trusted - self.last if started else 0.0
         self.quick += max(1 / max(n, 1), 0.1) * (abs(change) - self.quick)
         calm = math.log(min(max(self.quick / unit, 0.01), 1.0)) if self.pace > 0 else 0.0
-        rounding = 1e-9 * (abs(self.origin) + abs(self.views["value"].mean))
+        rounding = 1e-9 * (abs(self.origin) + self.views["value"].deviation)
         values = {"value": (u, 1.0), "error": (error, 0.1), "calm": (calm, 0.4)}
         if self.season:
             values["rest"] = (u - self.profile.get(phase, 0.0) if in_season else 0.0, 0.3)

@@ -52,6 +52,16 @@ class Forecast(NamedTuple):
     in_season: Tensor  # whether there has been a whole season
 
 
+class Sample(NamedTuple):
+    """A value as it is judged and learned, (batch, channels) each."""
+
+    origin: Tensor  # the first value, which the next two are relative to
+    u: Tensor  # the value
+    trusted: Tensor  # the value as it is learned: cut if it is of absurd size
+    error: Tensor  # of the forecast
+    started: Tensor  # whether there was a value before
+
+
 @dataclass(frozen=True, eq=False)
 class AnomalyScore(Folded):
     """Anomaly scores for single steps: `plmu.nn.AnomalyScore`. The state is `Learned`, in float64."""
@@ -142,7 +152,7 @@ def advanced(part: AnomalyScore, x: Tensor, state: Any) -> tuple[Tensor, Learned
     limit = ABSURD[0] * s.errors[..., 0] + ABSURD[1] * s.place[..., 0, 1]
     limit = torch.where((limit > 0) & (s.clock[..., 1] > SETTLED), limit, torch.inf)
     trusted = u - error + error.minimum(limit).maximum(-limit)  # a value of absurd size is cut before it is learned
-    p_value, after = _judged(part, s, torch.stack([u, trusted, origin, error]), started, forecast)
+    p_value, after = _judged(part, s, Sample(origin, u, trusted, error, started), forecast)
     # Where a value is missing only time passes, and the profile takes what was expected.
     after = Learned(*(torch.where(_like(present, new), new, old) for new, old in zip(after, s, strict=True)))
     value = torch.where(present, trusted, torch.where(started, forecast.expected, 0.0))
@@ -172,12 +182,9 @@ def forecast_of(part: AnomalyScore, s: Learned) -> Forecast:
     return Forecast(last + change * unit, features, unit, now, in_season)
 
 
-def _judged(
-    part: AnomalyScore, s: Learned, sample: Tensor, started: Tensor, forecast: Forecast
-) -> tuple[Tensor, Learned]:
-    """The p-value of a sample and the state after it, but for time and the profile. The sample is its value, relative
-    to the first one, and that value as it is learned; the first value; and the error of the forecast."""
-    u, trusted, origin, error = sample.unbind(0)
+def _judged(part: AnomalyScore, s: Learned, sample: Sample, forecast: Forecast) -> tuple[Tensor, Learned]:
+    """The p-value of a sample and the state after it, but for time and the profile."""
+    origin, u, trusted, error, started = sample
     steps, count = s.clock.unbind(-1)
     _, last, pace, quick = s.level.unbind(-1)
     half_life = SLOWER * part.half_life

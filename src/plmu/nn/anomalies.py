@@ -21,12 +21,13 @@ from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets
 class AnomalyScore(Steppable):
     """How anomalous each sample is, and what was expected, for streams: all that it learns is in its state.
 
-    A score is 1 minus a p-value: of normal samples a share of about 0.001 has a score above 0.999. Higher is more
-    anomalous. A channel has four views: the value; the value without its season; the error of a forecast; and how calm
-    the last steps were, which sees flat lines. Each remembers its past values by 128 of them. The novelty of a sample
-    is its distance to the nearest of these, relative to their range, and its p-value the share of samples that were
-    more novel. So a value is an anomaly when it is new, and less so when it comes again. The score of a sample is that
-    of its most anomalous channel, where the p-value is multiplied by the number of channels.
+    A score is 1 minus a p-value: of normal samples a share of about 0.001 has a score above 0.999, once there have been
+    some thousands; of counts, whose values come again, a smaller one. Higher is more anomalous. A channel has four
+    views: the value; the value without its season; the error of a forecast; and how calm the last steps were, which
+    sees flat lines. Each remembers its past values by 128 of them. The novelty of a sample is its distance to the
+    nearest of these, relative to their range, and its p-value the share of samples that were more novel. So a value is
+    an anomaly when it is new, and less so when it comes again. The score of a sample is that of its most anomalous
+    channel, where the p-value is multiplied by the number of channels.
 
     The forecast is the last value and a change that is linear in a Delay Network's state and the season, learned by
     recursive least squares. The bounds of the interval follow the errors so that each side has its share of them. Both

@@ -1,4 +1,4 @@
-"""The table of the Numenta Anomaly Benchmark, from the results of `python -m benchmarks.nab`."""
+"""The tables of anomalies, from the results of `python -m benchmarks.nab` and `python -m benchmarks.alarm_rates`."""
 
 from __future__ import annotations
 
@@ -37,4 +37,26 @@ def detectors(result: Results) -> str:
         f"{markdown(header, lines)}\n\nAt the threshold of the standard profile plmu has an alarm in"
         f" {ours['windows with an alarm']} of {result['windows']} windows, and {ours['false alarms']} false alarms in"
         f" {result['rows']:,} rows. All files took {milliseconds:.2f} ms of a processor per row, in batches of files."
+    )
+
+
+def rates(result: Results) -> str:
+    """How often normal samples have an alarm, in multiples of the threshold; early and late."""
+    rows = result["rates"]
+    spans = list(rows[0]["alarms by threshold"])[1:]
+    shares = list(rows[0]["alarms by threshold"][spans[0]])
+    lines = []
+    for row in rows:
+        alarms = [row["alarms by threshold"][span] for span in spans]
+        cells = [" / ".join(f"{alarms_of[share]:.2f}" for alarms_of in alarms) for share in shares]
+        lines.append([row["stream"], *cells, f"{row['coverage']:.3f}"])
+    ranges = " / ".join("{:,} to {:,}".format(*map(int, span.split("-"))) for span in spans)
+    shift, step = result["after a level shift"], result["step"]
+    header = [f"samples {ranges}", *(f"threshold {share}" for share in shares), "coverage of 95 % intervals"]
+    held = " to ".join(f"{100 * shift[name]:.1f}" for name in ("least", "most"))
+    return (
+        f"{markdown(header, lines)}\n\nAfter a level shift of five standard deviations of normal noise, the"
+        f" {100 * shift['level']:.0f} % intervals hold {held} % of the last 200 samples, on the mean of"
+        f" {shift['streams']} streams. A sample takes {step['milliseconds']:.2f} ms of a processor in Python. The state"
+        f" of a channel with a season of {result['season']} steps has {step['bytes']:,} bytes."
     )
