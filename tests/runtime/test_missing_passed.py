@@ -59,7 +59,7 @@ def test_sessions_pass_missing_values_and_refuse_infinite_ones() -> None:
     outputs = sessions.push({rows[0]: [0.1, NAN], rows[1]: None})
     torch.testing.assert_close(outputs[rows[0]], stream.push([0.1, NAN]), rtol=1e-12, atol=1e-12, equal_nan=True)
     x = torch.tensor([[math.inf, 0.0], [NAN, 0.4]], dtype=torch.float64)
-    out, taken = sessions.step(rows, x)
+    _, taken = sessions.step(rows, x)
     assert taken.tolist() == [False, True]
     assert sessions.steps(rows[0]) == 1
 
