@@ -100,7 +100,7 @@ def test_the_original_lmu_has_a_step_alone(tmp_path: Path) -> None:
     layer = plmu.LMU(3, 4, order=4, theta=7.0)
     written = check(layer, tmp_path)
     assert any("one step after another" in note for note in written.notes)
-    with pytest.raises(ValueError, match="whole cannot be had for torch: the original LMU runs one"):
+    with pytest.raises(ValueError, match="whole cannot be had for torch: the model runs one"):
         plmu.export(layer, tmp_path / "other", to="torch", whole=True)
     assert not (tmp_path / "other").exists()
 
