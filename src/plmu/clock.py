@@ -18,6 +18,8 @@ Kind = Literal["rows", "numbers", "time", "months", "weekdays"]
 MICROSECONDS = {"us": 1, "ms": 10**3, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
 MICROSECONDS["w"] = 7 * MICROSECONDS["d"]
 DAY = MICROSECONDS["d"]
+MONTHS = {"mo": 1, "q": 3, "y": 12}
+_MONTH = 365.2425 / 12  # days
 NEAR = 0.01  # of a step: a time that is so close to the grid is on it
 _ROUNDING = 1e-4  # of a step: a time that is so close to the end of a step is in the next one
 _MOST = 2**53  # steps, up to which float64 counts
@@ -304,3 +306,29 @@ def _written(stamps: NDArray[Any], zone: int | None) -> list[str]:
     unit = "us" if (plain % 10**6).any() else ("s" if (plain % (60 * 10**6)).any() else "m")
     after = "" if zone is None else f"{'-' if zone < 0 else '+'}{abs(zone) // 60:02}:{abs(zone) % 60:02}"
     return [str(stamp).replace("T", " ") + after for stamp in stamps.astype(f"datetime64[{unit}]")]
+
+
+def steps_in(half_life: float | str | None, clock: Clock | None) -> float:
+    """A half-life in steps of a clock; infinite for None. Without a clock it is checked alone.
+
+    Raises:
+        ValueError: it is no positive number of rows and no length of time, or there are no times.
+    """
+    if half_life is None:
+        return math.inf
+    if isinstance(half_life, str):
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]+)\s*", half_life)
+        units = {**MICROSECONDS, **{unit: months * _MONTH * DAY for unit, months in MONTHS.items()}}
+        if match and match[2] in units and float(match[1]) > 0:
+            if clock is None:
+                return math.nan
+            if clock.kind in ("rows", "numbers"):
+                raise ValueError(f"half_life={half_life!r} needs dates, and there are none: give a number of rows")
+            each = {"months": clock.step * _MONTH * DAY, "weekdays": 7 / 5 * DAY}.get(clock.kind, clock.step)
+            return float(match[1]) * units[match[2]] / each
+    elif isinstance(half_life, int | float | np.number) and not isinstance(half_life, bool) and half_life > 0:
+        return float(half_life)
+    raise ValueError(
+        "half_life must be a positive number of rows or a length of time such as '12h', '7d' or '3mo', got"
+        f" {half_life!r}"
+    )

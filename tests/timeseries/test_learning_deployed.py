@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from closeness import within
@@ -99,7 +100,7 @@ def test_wrong_options_of_a_stream() -> None:
     with pytest.raises(ValueError, match="half_life=5 is for streams that learn: give learn=True"):
         forecaster.stream(half_life=5)
     for wrong in (0, -1.0, "a week", True, math.nan):
-        with pytest.raises(ValueError, match="half_life must be a positive number of steps, got"):
+        with pytest.raises(ValueError, match="half_life must be a positive number of rows or a length of time such as"):
             forecaster.stream(learn=True, half_life=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"stream\(learn=True\) needs the series of fit"):
         plmu.Forecaster.stream(_of_run(forecaster), start=0, learn=True)
@@ -252,3 +253,19 @@ def test_a_process_that_learns_killed_under_load(tmp_path: Path) -> None:
     counts: dict[str, Any] = asyncio.run(running)
     assert counts["outputs_with_other_bits"] == counts["lost_samples"] == counts["wrong_answers"] == 0
     assert counts["outputs_compared"] > 100
+
+
+def test_a_half_life_as_a_time_or_that_of_the_estimator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = values()[:, 0]
+    hours = np.datetime64("2024-01-01") + np.arange(len(rows)) * np.timedelta64(1, "h")
+    frame = pl.DataFrame({"time": hours.astype("datetime64[us]"), "y": rows})
+    forecaster = plmu.Forecaster(horizon=2, half_life="5d").fit(frame)
+    assert forecaster.stream(learn=True).model.half_life == 120
+    assert forecaster.stream(learn=True, half_life="2d").model.half_life == 48
+    frame.write_csv(tmp_path / "hours.csv")
+    monkeypatch.chdir(tmp_path)
+    main(["train", "forecast", "--data.file", "hours.csv", "--horizon", "2", "--quiet"])
+    run = deployed.load(Path("runs/forecast-hours-seed0"), Learning("12h"))
+    assert run.forecasts is not None
+    assert run.forecasts.learning is not None
+    assert run.forecasts.learning.half_life == 12

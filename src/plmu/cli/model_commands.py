@@ -212,7 +212,7 @@ def _add_learning(parser: Parser) -> None:
         help="of a forecast: learn from each sample, whose forecasts came before it; the intervals adapt (it does not)",
     )
     parser.add_argument(
-        "--half-life", type=float, help="with --learn: steps in which what was learned counts half (8000)"
+        "--half-life", help="with --learn: age at which what was learned counts half, in steps, or such as 7d (8000)"
     )
 
 
@@ -221,8 +221,12 @@ def _learning(options: Namespace) -> Learning | None:
     from plmu.runs.deployed import Learning
 
     if options.half_life is not None and not options.learn:
-        raise ValueError(f"--half-life {options.half_life:g} is for --learn")
-    return Learning(options.half_life) if options.learn else None
+        raise ValueError(f"--half-life {options.half_life} is for --learn")
+    try:
+        half_life = None if options.half_life is None else float(options.half_life)
+    except ValueError:  # a length of time
+        half_life = options.half_life
+    return Learning(half_life) if options.learn else None
 
 
 def _note_other_model(run: Path) -> None:

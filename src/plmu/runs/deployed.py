@@ -120,7 +120,7 @@ def softmax(logits: list[float]) -> list[float]:
 class Learning:
     """How a deployed forecast learns while it runs."""
 
-    half_life: float | None = None  # steps in which what was learned counts half; None for the default
+    half_life: float | str | None = None  # the age at which what was learned counts half; None for the default
 
 
 def load(path: Path, learning: Learning | None = None) -> Deployed:

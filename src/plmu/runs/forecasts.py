@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plmu.clock import Clock
+from plmu.clock import Clock, steps_in
 from plmu.errors import RunError
 from plmu.nn import LearningForecast, LookbackForecast, PooledForecast
 from plmu.runs.folder import INTERVALS_FILE, SERIES_FILE, parsed
@@ -114,9 +114,10 @@ class Forecasts:
             answer["intervals"] = self._bounds(output, state[0].mT, samples, names)
         return answer
 
-    def learned(self, half_life: float | None, folder: Path) -> Forecasts:
-        """The same forecasts of a model that learns. Arguments as of `plmu.runs.learning.read_layer`."""
-        return replace(self, learning=read_layer(folder, self.model, self.intervals, half_life))
+    def learned(self, half_life: float | str | None, folder: Path) -> Forecasts:
+        """The same forecasts of a model that learns; `half_life` may be a length of time such as "7d"."""
+        steps = None if half_life is None else steps_in(half_life, self.clock)
+        return replace(self, learning=read_layer(folder, self.model, self.intervals, steps))
 
     def columns(self, output: list[float]) -> dict[str, list[float]]:
         """The forecast of each column by its name."""

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.clock import DAY, MICROSECONDS, NEAR, Clock, plain
+from plmu.clock import DAY, MICROSECONDS, MONTHS, NEAR, Clock, plain
 from plmu.errors import DataError
 
-MONTHS = {"mo": 1, "q": 3, "y": 12}
 _STRAY = 0.02  # share of rows that may be closer together than months are
 _JITTER = 0.05  # of a step: by which the median distance of jittering times may be off at most
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
+from plmu.clock import steps_in
 from plmu.errors import DataError
 from plmu.runs.learning import LEVELS
 from plmu.runtime.stream import Stream
@@ -21,9 +22,8 @@ from plmu.timeseries.comparing import Options
 from plmu.timeseries.cross_validation import Tested, before, last_pieces, tested_table
 from plmu.timeseries.fitted import Fitted
 from plmu.timeseries.frames import as_list, is_list_of_series
-from plmu.timeseries.learning_stream import LearningStream, as_half_life, learning_model
+from plmu.timeseries.learning_stream import LearningStream, learning_model
 from plmu.timeseries.long_frames import is_long, library_of
-from plmu.timeseries.partial import steps_of
 from plmu.timeseries.predictions import ForecastModel, at_phase, level_of, stream_after
 from plmu.timeseries.public_holidays import column_of, country_of, with_holidays
 from plmu.timeseries.season import CALENDARS
@@ -259,7 +259,7 @@ class Forecaster(UpdatableForecaster):
         Returns:
             This estimator.
         """
-        steps_of(self.half_life, split.data.clock)
+        steps_in(self.half_life, split.data.clock)
         chosen, self.mean_, self.scale_ = fit(split, self._options())
         self.model_, self.validation_ = chosen.model, chosen.summary
         self._fitted = Fitted(
@@ -474,7 +474,7 @@ class Forecaster(UpdatableForecaster):
         fitted = self._fitted
         plot_forecasts(Path(path), fitted.series("plot"), fitted.unrefitted, fitted.intervals(_levels(level) or ()))
 
-    def stream(self, *, start: int | None = None, learn: bool = False, half_life: float | None = None) -> Stream:
+    def stream(self, *, start: int | None = None, learn: bool = False, half_life: float | str | None = None) -> Stream:
         """A stream of `model`: push a sample (channels,), get the next `horizon` values, flat, steps ahead first.
 
         >>> stream = forecaster.stream(learn=True)
@@ -485,7 +485,8 @@ class Forecaster(UpdatableForecaster):
             start: the number of the first sample, counted from the first row of `fit`. By default the stream continues
                 the series of `fit`.
             learn: whether it learns from what it forecasts, and its intervals adapt (`plmu.nn.LearningForecast`).
-            half_life: steps in which what was learned counts half; by default 8,000. `math.inf` forgets nothing.
+            half_life: the age at which what was learned counts half, in steps, or a length of time such as "7d"; by
+                default that of the estimator, or 8,000 steps. `math.inf` forgets nothing.
 
         Returns:
             The stream; with `learn` it has a method `report`.
@@ -495,7 +496,9 @@ class Forecaster(UpdatableForecaster):
             raise ValueError(f"half_life={half_life!r} is for streams that learn: give learn=True")
         streamed: Callable[[ForecastModel], Stream] = Stream
         if learn:
-            streamed = partial(self._learning_stream, half_life=as_half_life(half_life))
+            wanted = self.half_life if half_life is None else half_life
+            steps = None if wanted is None else steps_in(wanted, self._fitted.settings.clock)
+            streamed = partial(self._learning_stream, half_life=steps)
         if start is not None:
             return streamed(at_phase(self.model, start))
         pieces = self._fitted.series("stream").data.pieces
@@ -595,7 +598,7 @@ class Forecaster(UpdatableForecaster):
             raise ValueError(f"calendar must be 'day', 'weekday', 'week' or 'none', got {self.calendar!r}")
         if not (math.isfinite(self.validation) and self.validation >= 0):
             raise ValueError(f"validation must be a share or a number of rows, at least 0, got {self.validation!r}")
-        steps_of(self.half_life, None)
+        steps_in(self.half_life, None)
         if not 0 <= self.test < 1:
             raise ValueError(f"test must be a share, at least 0 and below 1, got {self.test!r}")
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from plmu.nn import LearningForecast
@@ -97,11 +96,3 @@ def learning_model(
         gram += sums if len(gram) == channels else sums.mean(0, keepdim=True)
     layer.start_from(gram / max(1, len(origins)), scale)
     return layer
-
-
-def as_half_life(value: Any) -> float | None:
-    """A half-life in steps; None for the default. ValueError: it is not a positive number."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if value is not None and not (number and value > 0):
-        raise ValueError(f"half_life must be a positive number of steps, got {value!r}")
-    return None if value is None else float(value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from plmu.clock import DAY, MICROSECONDS, Clock
+from plmu.clock import Clock, steps_in
 from plmu.nn.forecast import LookbackForecast
 from plmu.nn.pooled import PooledForecast
 from plmu.timeseries.calibration import Calibration
 from plmu.timeseries.choosing import fitted_pieces, units_of
-from plmu.timeseries.clock import MONTHS
 from plmu.timeseries.frames import SeriesTable
 from plmu.timeseries.learning import Forgetting, Grown, ReadoutSums, WindowSums
 from plmu.timeseries.learning_pooled import Key, PooledSums, key_of
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from plmu.timeseries.fitted import Fitted
 
 HELD_ROWS = 1_000_000  # the latest rows of each series that are held, for `choose`
-_MONTH = 365.2425 / 12  # days
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class Learning:
         else:
             zeros = ReadoutSums.zeros(model.order, model.horizon, summary["alpha"], summary["pull"], unit)
             sums = WindowSums(model, zeros, sizes)
-        forgetting = Forgetting(steps_of(half_life, split.data.clock), max(piece.last for piece in pieces))
+        forgetting = Forgetting(steps_in(half_life, split.data.clock), max(piece.last for piece in pieces))
         sums = sums.learned([Grown(piece, len(piece)) for piece in pieces], forgetting)
         first: dict[Key, int] = {}
         for piece in pieces:
@@ -193,29 +189,3 @@ def tables_of(tables: Sequence[SeriesTable], pieces: Sequence[Piece], clock: Clo
                 times = times - np.timedelta64(clock.zone, "m")
         grown_tables.append(replace(table, values=piece.values, times=times, covariates=piece.covariates))
     return grown_tables
-
-
-def steps_of(half_life: float | str | None, clock: Clock | None) -> float:
-    """A half-life in steps of a clock; infinite for None. Without a clock it is checked alone.
-
-    Raises:
-        ValueError: it is no positive number of rows and no length of time, or there are no times.
-    """
-    if half_life is None:
-        return math.inf
-    if isinstance(half_life, str):
-        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]+)\s*", half_life)
-        units = {**MICROSECONDS, **{unit: months * _MONTH * DAY for unit, months in MONTHS.items()}}
-        if match and match[2] in units and float(match[1]) > 0:
-            if clock is None:
-                return math.nan
-            if clock.kind in ("rows", "numbers"):
-                raise ValueError(f"half_life={half_life!r} needs dates, and there are none: give a number of rows")
-            each = {"months": clock.step * _MONTH * DAY, "weekdays": 7 / 5 * DAY}.get(clock.kind, clock.step)
-            return float(match[1]) * units[match[2]] / each
-    elif isinstance(half_life, int | float) and not isinstance(half_life, bool) and 0 < half_life < math.inf:
-        return float(half_life)
-    raise ValueError(
-        "half_life must be a positive number of rows or a length of time such as '12h', '7d' or '3mo', got"
-        f" {half_life!r}"
-    )
