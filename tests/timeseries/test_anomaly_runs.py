@@ -244,6 +244,10 @@ def test_options_of_forecasts_are_refused(here: Path, capsys: pytest.CaptureFixt
         assert "is for forecasts, and runs/anomalies-my-seed0" in fault
 
 
+def test_a_detector_learns_without_being_asked_to(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a detector of anomalies, which learns without it" in refused(["stream", str(RUN), "--learn"], capsys)
+
+
 def test_damaged_runs_are_named(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     for name, content in (("series.json", "{}"), ("outputs.json", "{}"), ("model.plmu", "x")):

@@ -160,9 +160,8 @@ def load(path: Path, learning: Learning | None = None) -> Deployed:
             assert forecasts.learning is not None
             frozen = FrozenModel(forecasts.learning)
     elif learning is not None:
-        raise ValueError(
-            f"--learn is for forecasts, whose truth comes with later samples: {file} has a model of {kind}"
-        )
+        what = "a detector of anomalies, which learns without it" if outputs.threshold else f"a model of {kind}"
+        raise ValueError(f"--learn is for forecasts, whose truth comes with later samples: {file} has {what}")
     elif isinstance(model, Continued) and outputs.threshold:
         if len(outputs.inputs) != frozen.features or count != 1 + NUMBERS * len(outputs.inputs):
             raise RunError(f"{file} has {count} outputs, outputs.json is of another run")
