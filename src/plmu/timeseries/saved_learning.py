@@ -169,6 +169,8 @@ def _read_form(content: Mapping[str, Any]) -> Form:
     names, columns = (None if content[name] is None else tuple(content[name]) for name in ("names", "columns"))
     form, times = Form(content["flat"], content["frame"], names, columns, None, content["index"]), content["times"]
     if form.frame is not None:
+        if form.frame not in ("pandas", "polars"):
+            raise ValueError(f"no library of data frames: {form.frame!r}")
         library = import_module(form.frame)
         if times is not None and form.frame == "pandas":
             stamps = library.DatetimeIndex([], tz=times["zone"], name=times["name"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from plmu.timeseries.comparing import Summary
 from plmu.timeseries.fitted import Fitted
 from plmu.timeseries.learning import ReadoutSums, WindowSums
 from plmu.timeseries.merging import merged
-from plmu.timeseries.partial import Learning
+from plmu.timeseries.partial import Learning, steps_of
 from plmu.timeseries.predictions import ForecastModel
 from plmu.timeseries.saved_learning import as_json, packed, unpacked
 from plmu.timeseries.series import SeriesData
@@ -36,6 +37,9 @@ class UpdatableForecaster(Estimator):
         raise NotImplementedError
 
     def fit_split(self, split: Split) -> Self:
+        raise NotImplementedError
+
+    def _check_arguments(self) -> None:
         raise NotImplementedError
 
     def _split_of(self, fitted: Fitted, data: SeriesData) -> Split:
@@ -60,7 +64,7 @@ class UpdatableForecaster(Estimator):
 
         New rows are forecast before they are learned, and these errors are added to those that prediction intervals
         rest on. The first call computes the sums of all rows of `fit`; the time of later ones depends on the number of
-        new rows alone.
+        new rows alone. Another `half_life` (`set_params`) holds from the next call on.
 
         >>> forecaster.fit(january).partial_fit(february).predict(level=80)
 
@@ -147,15 +151,21 @@ class UpdatableForecaster(Estimator):
         if attachment is None:
             raise FileFormatError(f"{path} holds a model alone: save the estimator with updatable=True")
         content = attachment.content
-        if not isinstance(model, ForecastModel) or content.get("estimator") != cls.__name__:
+        estimator_of = content.get("estimator") if isinstance(content, dict) else None
+        if not isinstance(model, ForecastModel) or estimator_of != cls.__name__:
             raise FileFormatError(f"{path} holds no {cls.__name__}")
-        fitted = unpacked(Attachment(content["learned"], attachment.tensors), model.eval(), empty)
-        estimator = cls(**content["params"])
-        estimator._take(fitted)
-        estimator.validation_ = Summary(content["chosen"])
-        for name, value in content["attributes"].items():
-            kind = object if name == "feature_names_in_" else None
-            setattr(estimator, name, np.array(value, dtype=kind) if isinstance(value, list) else value)
+        try:
+            estimator = cls(**content["params"])
+            estimator._check_arguments()
+            estimator.validation_ = Summary(content["chosen"])
+            for name in _ATTRIBUTES:
+                if (value := content["attributes"].get(name)) is not None:
+                    kind = object if name == "feature_names_in_" else None
+                    setattr(estimator, name, np.array(value, dtype=kind) if isinstance(value, list) else value)
+            learned = Attachment(content["learned"], attachment.tensors)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise FileFormatError(f"{path} has a broken description of the estimator: {error!r}") from None
+        estimator._take(unpacked(learned, model.eval(), empty))
         return estimator
 
     def merge(self, other: UpdatableForecaster) -> Self:
@@ -197,9 +207,10 @@ class UpdatableForecaster(Estimator):
 
     def _learning(self) -> Learning:
         """The sums so far: those of `fit` before any other rows."""
-        if self._fitted.learning is not None:
-            return self._fitted.learning
-        self._fitted.series("partial_fit")
+        learning, split = self._fitted.learning, self._fitted.series("partial_fit")
+        if learning is not None:
+            steps = steps_of(self.half_life, split.data.clock)
+            return replace(learning, forgetting=learning.forgetting._replace(half_life=steps))
         if self._fitted.started is None:
             self._fitted.started = Learning.of(self._fitted, self.validation_, self.half_life)
         return self._fitted.started

@@ -1,0 +1,145 @@
+"""Rows that `Forecaster.partial_fit` gets: their columns, names and covariates ahead, and files that are hostile."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from learned_sums import MEMORY, ROWS, assert_close, course, panel
+
+import plmu
+from plmu.errors import DataError, FileFormatError
+from plmu.modelfiles.files import load_attached, save_attached
+
+
+def wide(rows: int = ROWS + 60) -> pd.DataFrame:
+    times = pd.date_range("2024-01-01", periods=rows, freq="h")
+    return pd.DataFrame(course(rows, channels=2), columns=["a", "b"], index=times)
+
+
+def with_event(rows: int) -> pl.DataFrame:
+    """A series with an effect that is known ahead."""
+    event = np.random.default_rng(3).integers(0, 2, rows).astype(float)
+    times = np.datetime64("2024-01-01", "us") + np.arange(rows) * np.timedelta64(3600, "s")
+    return pl.DataFrame({"when": times, "load": course(rows)[:, 0] + 5 * event, "event": event})
+
+
+def test_columns_of_frames_are_told_by_name() -> None:
+    frame = wide()
+    forecasters = [plmu.Forecaster(**MEMORY).fit(frame[:ROWS]) for _ in range(2)]
+    swapped = frame[["b", "a"]]
+    expected = forecasters[0].predict(frame[:ROWS])
+    pd.testing.assert_frame_equal(forecasters[0].predict(swapped[:ROWS]), expected)
+    forecasters[0].partial_fit(frame[ROWS:])
+    forecasters[1].partial_fit(swapped[ROWS:])
+    assert_close(*(forecaster.sums_ for forecaster in forecasters))
+    pd.testing.assert_frame_equal(*(forecaster.predict() for forecaster in forecasters))
+    for method in (forecasters[0].partial_fit, forecasters[0].predict):
+        with pytest.raises(ValueError, match="X must have the columns a, b, got a, c"):
+            method(frame[ROWS:].rename(columns={"b": "c"}))
+
+
+def test_a_second_array_makes_several() -> None:
+    data = course()
+    forecaster = plmu.Forecaster(**MEMORY).fit(data[:ROWS]).partial_fit([data[ROWS:], course(80, seed=1)])
+    ahead = forecaster.predict()
+    assert isinstance(ahead, list)
+    np.testing.assert_array_equal(ahead[0], forecaster.predict(data, start=0))
+    assert len(ahead) == 2
+
+
+def test_series_that_have_names_go_on_with_names(tmp_path: Path) -> None:
+    first, later = panel(ROWS), panel(20, first=ROWS)
+    forecaster = plmu.Forecaster(**MEMORY).fit(first)
+    plain = later[later["unique_id"] == "a"].drop(columns="unique_id")
+    with pytest.raises(DataError, match="X must name its series by column 'unique_id', as that of fit does"):
+        forecaster.partial_fit(plain)
+    for rows in (plain["y"].to_numpy(), plain.set_index("ds")):
+        with pytest.raises((ValueError, DataError), match=r"X must (be a file|name its series)"):
+            forecaster.partial_fit(rows)
+    # A folder of files, each a series named by its file.
+    for name in ("first", "later"):
+        (tmp_path / name).mkdir()
+    for frame, name in ((first, "first"), (later, "later")):
+        for series, rows in frame.groupby("unique_id"):
+            rows.drop(columns="unique_id").to_csv(tmp_path / name / f"{series}.csv", index=False)
+    of_files = plmu.Forecaster(**MEMORY).fit(tmp_path / "first")
+    with pytest.raises(DataError, match="X must name its series, as that of fit does"):
+        of_files.partial_fit(tmp_path / "later" / "a.csv")
+    assert_close(of_files.partial_fit(tmp_path / "later").sums_, forecaster.partial_fit(later).sums_)
+
+
+@pytest.mark.parametrize("kind", ["file", "long", "wide"])
+def test_covariates_ahead_are_after_the_rows_that_were_learned(kind: str, tmp_path: Path) -> None:
+    data, end = with_event(ROWS + 65), ROWS + 60
+    if kind == "long":
+        data = data.with_columns(unique_id=pl.lit("north"))
+
+    def given(rows: pl.DataFrame, name: str) -> Any:
+        if kind != "file":
+            return rows
+        rows.write_csv(tmp_path / name)
+        return tmp_path / name
+
+    forecaster = plmu.Forecaster(**MEMORY, covariates=["event"]).fit(given(data[:ROWS], "first.csv"))
+    forecaster.partial_fit(given(data[ROWS:end], "later.csv"))
+    plan = given(data[end:].drop("load"), "plan.csv")
+    expected = forecaster.predict(given(data.with_columns(load=pl.when(pl.int_range(pl.len()) < end).then("load")
+                                                          .otherwise(np.nan)), "whole.csv"))  # fmt: skip
+    ahead = forecaster.predict(future=plan, level=80)
+    np.testing.assert_array_equal(ahead["load"].to_numpy(), expected["load"].to_numpy())
+    assert ahead["when"].to_list() == data["when"][end:].to_list()
+    forecaster.save(tmp_path / "f.plmu", updatable=True)
+    (tmp_path / "first.csv").unlink(missing_ok=True)
+    loaded = plmu.Forecaster.load(tmp_path / "f.plmu").predict(future=plan, level=80)
+    np.testing.assert_array_equal(loaded["load"].to_numpy(), ahead["load"].to_numpy())
+    # A plan that begins earlier gives its later rows; one with a hole gives none for the last steps.
+    longer = given(data[end - 30 :].drop("load"), "longer.csv")
+    if kind != "wide":
+        np.testing.assert_array_equal(forecaster.predict(future=longer)["load"], expected["load"])
+    with pytest.raises(ValueError, match="covariate 'event' must be known for 5 rows after the last row of X, got 3"):
+        forecaster.predict(future=given(data[end : end + 3].drop("load"), "short.csv"))
+
+
+def test_another_half_life_holds_from_the_next_call_on() -> None:
+    data = course()
+    forecaster = plmu.Forecaster(**MEMORY).fit(data[:ROWS]).partial_fit(data[ROWS : ROWS + 10])
+    before = forecaster.sums_.count
+    forecaster.set_params(half_life=20).partial_fit(data[ROWS + 10 : ROWS + 30])
+    factor = 2.0 ** (-1 / 20)
+    assert forecaster.sums_.count == pytest.approx(before / 2 + sum(factor**age for age in range(20)), rel=1e-12)
+
+
+def test_a_file_imports_no_module_and_sets_no_method(tmp_path: Path) -> None:
+    path = tmp_path / "f.plmu"
+    plmu.Forecaster(**MEMORY).fit(wide()[:ROWS]).save(path, updatable=True)
+    model, attachment = load_attached(path)
+    assert attachment is not None
+
+    def loaded(*keys: Any, value: Any) -> plmu.Forecaster:
+        content = copy.deepcopy(attachment.content)
+        place = content
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = value
+        save_attached(model, path, type(attachment)(content, attachment.tensors))
+        return plmu.Forecaster.load(path)
+
+    assert loaded("attributes", "predict", value=1).predict().shape == (5, 2)
+    faults: list[tuple[tuple[Any, ...], Any]] = [
+        (("learned", "forms", 0, "frame"), "antigravity"),
+        (("attributes",), None),
+        (("chosen",), 1),
+        (("params",), {"horizons": 1}),
+        (("params", "half_life"), "long"),
+    ]
+    for keys, value in faults:
+        with pytest.raises(FileFormatError, match="broken description"):
+            loaded(*keys, value=value)
+    with pytest.raises(FileFormatError, match="holds no Forecaster"):
+        loaded("estimator", value="Classifier")
