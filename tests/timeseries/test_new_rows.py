@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+import torch
 from learned_sums import MEMORY, ROWS, assert_close, course, panel
 
 import plmu
 from plmu.errors import DataError, FileFormatError
-from plmu.modelfiles.files import load_attached, save_attached
+from plmu.modelfiles.files import Attachment, load_attached, save_attached
 
 
 def wide(rows: int = ROWS + 60) -> pd.DataFrame:
@@ -127,7 +128,7 @@ def test_a_file_imports_no_module_and_sets_no_method(tmp_path: Path) -> None:
         for key in keys[:-1]:
             place = place[key]
         place[keys[-1]] = value
-        save_attached(model, path, type(attachment)(content, attachment.tensors))
+        save_attached(model, path, Attachment(content, attachment.tensors))
         return plmu.Forecaster.load(path)
 
     assert loaded("attributes", "predict", value=1).predict().shape == (5, 2)
@@ -143,3 +144,23 @@ def test_a_file_imports_no_module_and_sets_no_method(tmp_path: Path) -> None:
             loaded(*keys, value=value)
     with pytest.raises(FileFormatError, match="holds no Forecaster"):
         loaded("estimator", value="Classifier")
+
+
+@pytest.mark.parametrize("classifies", [False, True])
+def test_tensors_of_a_file_have_the_shapes_of_the_model(classifies: bool, tmp_path: Path) -> None:
+    path = tmp_path / "f.plmu"
+    if classifies:
+        examples = [course(40, seed=seed)[:, 0] for seed in range(12)]
+        estimator: Any = plmu.SequenceClassifier(projections=4).fit(examples, [seed % 3 for seed in range(12)])
+    else:
+        estimator = plmu.Forecaster(**MEMORY).fit(course())
+    estimator.save(path, updatable=True)
+    model, attachment = load_attached(path)
+    assert attachment is not None
+    for name, tensor in attachment.tensors.items():
+        for other in (None, tensor[:0], tensor.repeat(2, *(1,) * (tensor.ndim - 1)), tensor.to(torch.int16)):
+            tensors = {key: value for key, value in attachment.tensors.items() if key != name}
+            save_attached(model, path, Attachment(attachment.content, tensors if other is None else
+                                                  {**tensors, name: other.contiguous()}))  # fmt: skip
+            with pytest.raises(FileFormatError, match="broken description"):
+                type(estimator).load(path)
