@@ -164,3 +164,18 @@ def test_tensors_of_a_file_have_the_shapes_of_the_model(classifies: bool, tmp_pa
                                                   {**tensors, name: other.contiguous()}))  # fmt: skip
             with pytest.raises(FileFormatError, match="broken description"):
                 type(estimator).load(path)
+
+
+def test_choices_alone_have_no_rows_to_forecast(tmp_path: Path) -> None:
+    path = tmp_path / "f.plmu"
+    for rows in (course(), panel(ROWS)):
+        forecaster = plmu.Forecaster(**MEMORY).fit(rows)
+        forecaster.save(path, updatable=True)
+        empty = plmu.Forecaster.load(path, empty=True)
+        with pytest.raises(ValueError, match="X must be given: there are no rows yet"):
+            empty.predict()
+        with pytest.raises(ValueError, match="give start: there are no rows yet"):
+            empty.stream()
+        assert len(empty.predict(rows)) > 0
+        with pytest.raises(TypeError, match="other must be a Forecaster, got str"):
+            forecaster.merge(path.name)  # type: ignore[arg-type]

@@ -395,6 +395,8 @@ class Fitted:
             future = Path(future) if library_of(future) is None else LongFrame.of(future, names)
         if source is None:
             held = self.series("predict").data
+            if not held.pieces:
+                raise ValueError("X must be given: there are no rows yet")
             return held if future is None else with_plans(held, future)
         frame = source if isinstance(source, LongFrame) else None
         if isinstance(source, SeriesData):

@@ -129,6 +129,8 @@ class SavableClassifier(UpdatableClassifier):
             ValueError: something else was chosen, which is named.
         """
         self._check_fitted()
+        if not isinstance(other, SavableClassifier):
+            raise TypeError(f"other must be a SequenceClassifier, got {type(other).__name__}")
         other._check_fitted()
         for (name, value), (_, other_value) in zip(self._choices(), other._choices(), strict=False):
             same = torch.equal(value, other_value) if isinstance(value, Tensor) else value == other_value

@@ -190,6 +190,8 @@ class UpdatableForecaster(Estimator):
                 times.
         """
         self._check_fitted()
+        if not isinstance(other, UpdatableForecaster):
+            raise TypeError(f"other must be a Forecaster, got {type(other).__name__}")
         other._check_fitted()
         parts = [(each._fitted, each._fitted.with_test_rows(each._learning())) for each in (self, other)]
         self._take(merged(*parts[0], *parts[1]))
