@@ -54,6 +54,26 @@ def test_a_second_array_makes_several() -> None:
     assert len(ahead) == 2
 
 
+@pytest.mark.parametrize("kind", ["arrays", "frames", "covariates"])
+def test_a_series_of_a_list_may_have_no_new_rows(kind: str) -> None:
+    options, series = MEMORY, [course(seed=seed, channels=2) for seed in range(2)]
+    if kind == "covariates":
+        options = {**MEMORY, "covariates": [1]}
+    if kind == "frames":
+        series = [wide(), wide() + 1]
+    forecasters = [plmu.Forecaster(**options).fit([rows[:ROWS] for rows in series]) for _ in range(2)]
+    forecasters[0].partial_fit([rows[ROWS:] for rows in series])
+    forecasters[1].partial_fit([series[0][ROWS:], series[1][:0]])
+    forecasters[1].partial_fit([series[0][:0], series[1][ROWS:]])
+    assert_close(*(forecaster.sums_ for forecaster in forecasters))
+    future: dict[str, Any] = {"future": [np.zeros(5)] * 2} if kind == "covariates" else {}
+    for a, b in zip(*(forecaster.predict(**future) for forecaster in forecasters), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    for X in ([rows[:0] for rows in series], [*(rows[:1] for rows in series), series[0][:0]]):
+        with pytest.raises(ValueError, match="has no rows"):
+            forecasters[0].partial_fit(X)
+
+
 def test_series_that_have_names_go_on_with_names(tmp_path: Path) -> None:
     first, later = panel(ROWS), panel(20, first=ROWS)
     forecaster = plmu.Forecaster(**MEMORY).fit(first)
@@ -114,6 +134,19 @@ def test_another_half_life_holds_from_the_next_call_on() -> None:
     forecaster.set_params(half_life=20).partial_fit(data[ROWS + 10 : ROWS + 30])
     factor = 2.0 ** (-1 / 20)
     assert forecaster.sums_.count == pytest.approx(before / 2 + sum(factor**age for age in range(20)), rel=1e-12)
+
+
+@pytest.mark.parametrize("hours", [700, 1020, 1045, 5000])
+def test_after_a_gap_of_many_half_lives_the_readout_is_as_before(hours: int) -> None:
+    forecaster = plmu.Forecaster(**MEMORY, half_life=1.0).fit(wide()[:ROWS])
+    before = forecaster._learning().solved()
+    later = wide(60)
+    later.index = later.index + pd.Timedelta(hours=ROWS + hours)
+    forecaster.partial_fit(later[:10])  # too few for a window
+    for name, tensor in forecaster.model.state_dict().items():
+        torch.testing.assert_close(tensor, before.state_dict()[name], rtol=1e-5, atol=1e-6)
+    forecaster.partial_fit(later[10:])
+    assert forecaster.sums_.count == pytest.approx(2.0, rel=1e-9)
 
 
 def test_a_file_imports_no_module_and_sets_no_method(tmp_path: Path) -> None:

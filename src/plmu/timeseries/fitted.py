@@ -279,7 +279,7 @@ class Fitted:
         if tables is None:
             split.data.frame = _joined_frames(split.data.frame, inputs.frame)
         else:
-            new_tables = as_list(X, "X", self.covariates)[len(tables) :]
+            new_tables = as_list(X, "X", self.covariates, len(tables))[len(tables) :]
             tables = tables_of([*tables, *new_tables], pieces, self.settings.clock)
         several = self.several or len(tables or ()) > 1
         return self.with_learning(learning, split=split, tables=tables, several=several, validation_rows=None)
@@ -321,7 +321,8 @@ class Fitted:
                 raise ValueError(f"X must have the columns {', '.join((*settings.values, *settings.covariates))}")
             placed = X is None or start is not None or data.clock.kind != "rows"
             return Input(_chosen(data.pieces, start, whole), None, placed, frame=data.frame)
-        tables = self.tables if X is None else self._ordered(as_list(X, "X", self.covariates))
+        held = 0 if after is None else len(after)  # any of which may be without new rows
+        tables = self.tables if X is None else self._ordered(as_list(X, "X", self.covariates, held))
         assert tables is not None
         if not tables:
             raise ValueError("X must be given: there are no rows yet")
@@ -349,13 +350,15 @@ class Fitted:
         config = None if self.split is None else self.split.data.config  # of a file that was fitted
         config = None if config is None else replace(config, file=Path("X"))
         for place, table in enumerate(tables):
+            if not len(table.values):
+                continue
             new = table.pieces(place, data, f"X[{place}]" if several else "X", config)
             data.pieces += [replace(piece, name=names.get(place, piece.name)) for piece in new]
         pieces = _chosen(data.pieces, start, whole)
         if X is None:
             pairs = zip(pieces, _chosen(self.series("predict").data.pieces), strict=True)
             return Input([replace(piece, start=same.start) for piece, same in pairs], forms, True, several)
-        note_rows(data, tables, False, config)
+        note_rows(data, [table for table in tables if len(table.values)], False, config)
         for note in data.notes:
             _log.info(note)
         timed = settings.clock.kind != "rows" and all(table.times is not None for table in tables)

@@ -151,11 +151,12 @@ def is_list_of_series(X: Any) -> bool:
     return isinstance(X, list | tuple) and bool(X) and all(getattr(series, "shape", ()) for series in X)
 
 
-def as_list(X: Any, name: str, covariates: Sequence[str | int] = ()) -> list[SeriesTable]:
+def as_list(X: Any, name: str, covariates: Sequence[str | int] = (), held: int = 0) -> list[SeriesTable]:
     """The checked series of X, which is one series or a list of them with equally many channels. `name` is for errors;
-    `covariates` are as in `as_table`."""
+    `covariates` are as in `as_table`. The first `held` series of several may be without rows, but not all series."""
     if is_list_of_series(X):
-        tables = [as_table(series, f"{name}[{i}]", covariates) for i, series in enumerate(X)]
+        held = held if any(len(series) for series in X) else 0
+        tables = [as_table(series, f"{name}[{i}]", covariates, empty=i < held) for i, series in enumerate(X)]
         widths = sorted({table.values.shape[1] for table in tables})
         if len(widths) > 1:
             raise ValueError(f"all series of {name} must have the same number of channels, got {widths}")
@@ -163,7 +164,7 @@ def as_list(X: Any, name: str, covariates: Sequence[str | int] = ()) -> list[Ser
     return [as_table(X, name, covariates)]
 
 
-def as_table(X: Any, name: str, covariates: Sequence[str | int] = ()) -> SeriesTable:
+def as_table(X: Any, name: str, covariates: Sequence[str | int] = (), empty: bool = False) -> SeriesTable:
     """A series from an array (time,) or (time, channels), or from a frame.
 
     Args:
@@ -171,6 +172,7 @@ def as_table(X: Any, name: str, covariates: Sequence[str | int] = ()) -> SeriesT
         name: what to call X in errors.
         covariates: the columns of X that are known ahead, by name or number. Rows at the end in which all other columns
             are NaN are ahead of the series.
+        empty: whether X may be without rows.
 
     Raises:
         ValueError: the shape is another, a value is NaN or infinite, or `covariates` are not columns of X, not
@@ -178,6 +180,11 @@ def as_table(X: Any, name: str, covariates: Sequence[str | int] = ()) -> SeriesT
     """
     table = _unchecked(X, name)
     form = table.form
+    if empty and not len(table.values):
+        width = table.values.shape[1] - len(covariates)
+        names = None if form.names is None else tuple(name for name in form.names if name not in covariates)
+        ahead = np.empty((0, len(covariates))) if len(covariates) else None
+        return replace(table, values=np.empty((0, width)), form=replace(form, names=names), covariates=ahead)
     if not len(covariates):
         return replace(table, values=_checked(table.values, name, form.names))
     width = table.values.shape[1]

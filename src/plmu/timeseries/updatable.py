@@ -69,9 +69,9 @@ class UpdatableForecaster(Estimator):
         >>> forecaster.fit(january).partial_fit(february).predict(level=80)
 
         Args:
-            X: rows that follow those that were learned, as in `fit`: arrays and frames in a list in the same order;
-                in long format and in files series go on by their names. New series may come. A gap is filled as in
-                `fit`, or splits the series. Before `fit` this is `fit`.
+            X: rows that follow those that were learned, as in `fit`: arrays and frames in a list in the same order,
+                without rows where a series has no new ones; in long format and in files series go on by their names.
+                New series may come. A gap is filled as in `fit`, or splits the series. Before `fit` this is `fit`.
             y: not used; for scikit-learn.
             id: as in `fit`, for the first rows.
             time: as in `fit`, for the first rows.
@@ -137,7 +137,7 @@ class UpdatableForecaster(Estimator):
     def load(cls, path: str | os.PathLike[str], *, empty: bool = False) -> Self:
         """The estimator that `save` wrote with `updatable=True`. It forecasts and learns; for `choose`, `evaluate`,
         `score`, `plot`, `backtest` and `cross_validation` it has too few rows. Frames that it returns without X have
-        times to the microsecond.
+        times to the microsecond; for files and frames in long format they are of polars.
 
         Args:
             path: of the file.
