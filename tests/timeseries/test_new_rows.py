@@ -52,6 +52,10 @@ def test_a_second_array_makes_several() -> None:
     assert isinstance(ahead, list)
     np.testing.assert_array_equal(ahead[0], forecaster.predict(data, start=0))
     assert len(ahead) == 2
+    single = plmu.Forecaster(**MEMORY).fit(frame[["a"]][:ROWS])
+    assert list(single.predict(frame[["b"]]).columns) == ["b"]  # another series
+    with pytest.raises(ValueError, match="X must have the columns a, got b"):
+        single.partial_fit(frame[["b"]][ROWS:])
 
 
 @pytest.mark.parametrize("kind", ["arrays", "frames", "covariates"])

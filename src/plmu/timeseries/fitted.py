@@ -322,7 +322,7 @@ class Fitted:
             placed = X is None or start is not None or data.clock.kind != "rows"
             return Input(_chosen(data.pieces, start, whole), None, placed, frame=data.frame)
         held = 0 if after is None else len(after)  # any of which may be without new rows
-        tables = self.tables if X is None else self._ordered(as_list(X, "X", self.covariates, held))
+        tables = self.tables if X is None else self._ordered(as_list(X, "X", self.covariates, held), held > 0)
         assert tables is not None
         if not tables:
             raise ValueError("X must be given: there are no rows yet")
@@ -436,8 +436,9 @@ class Fitted:
         if zoned and not table.form.zoned and self.tables is not None:
             raise ValueError(f"X: {_WITHOUT_ZONE}")
 
-    def _ordered(self, tables: list[SeriesTable]) -> list[SeriesTable]:
-        """Data frames with their columns in the order of those of the fit.
+    def _ordered(self, tables: list[SeriesTable], learned: bool) -> list[SeriesTable]:
+        """Data frames with their columns in the order of those of the fit. A single column may have another name, unless
+        it goes on with what was `learned`.
 
         Raises:
             ValueError: the columns have other names than those of a data frame that was fitted.
@@ -451,7 +452,7 @@ class Fitted:
             elif sorted(names) == sorted(of_fit):
                 values = table.values[:, [names.index(name) for name in of_fit]]
                 ordered.append(replace(table, values=values, form=replace(table.form, names=of_fit)))
-            elif self.tables and len(names) == len(of_fit):
+            elif self.tables and len(names) == len(of_fit) and (learned or len(names) > 1):
                 name = "X" if len(tables) == 1 else f"X[{place}]"
                 raise ValueError(f"{name} must have the columns {', '.join(of_fit)}, got {', '.join(names)}")
             else:
