@@ -437,8 +437,8 @@ class Fitted:
             raise ValueError(f"X: {_WITHOUT_ZONE}")
 
     def _ordered(self, tables: list[SeriesTable], learned: bool) -> list[SeriesTable]:
-        """Data frames with their columns in the order of those of the fit. A single column may have another name, unless
-        it goes on with what was `learned`.
+        """Data frames with their columns in the order of those of the fit. A single column may have another name,
+        unless it goes on with what was `learned`.
 
         Raises:
             ValueError: the columns have other names than those of a data frame that was fitted.
