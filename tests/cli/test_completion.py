@@ -146,7 +146,7 @@ def test_scripts_hold_words_values_and_paths(capsys):
     assert f"        case {patterns}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
     names = "forecast classify anomalies mackey-glass psmnist addition"
     assert f"            case train\n                printf '%s\\n' {names}" in fish
-    options = "-h --help --input --json --missing --time --state --on-error --threads"
+    options = "-h --help --input --json --missing --time --state --learn --half-life --on-error --threads"
     shown = f"            case stream\n                printf '%s\\n' {options}\n                __fish_complete_path"
     assert shown in fish
     assert (

@@ -201,12 +201,26 @@ def test_faults(path: Path) -> None:
     for X, y, fault in (
         (series[:2], ["a", "b"], "y must be numbers, as the labels of fit are, got names: 'a'"),
         (series[:2], [0.5, 1.0], "y must be classes, got numbers with fractions"),
+        (series[:2], [1, None], "y must have a label for each series, got None"),
         (series[:2], [1], "y must have one label for each of the 2 series"),
         (series[:2], None, "requires y to be passed"),
         ([np.ones((40, 2))], [1], "X has 2 channels, but SequenceClassifier was fitted to 1"),
     ):
         with pytest.raises(ValueError, match=fault):
             classifier.partial_fit(X, y)
-    for half_life in (0, -1.0, "7d"):
+    with pytest.raises(TypeError, match="other must be a SequenceClassifier, got dict"):
+        classifier.merge({})  # type: ignore[arg-type]
+    for half_life in (0, -1.0, "7d", True):
         with pytest.raises(ValueError, match="half_life must be None or a positive number of examples"):
             plmu.SequenceClassifier(half_life=half_life).fit(series, labels)
+
+
+def test_another_half_life_holds_from_the_next_call_on() -> None:
+    series, labels = examples(60)
+    classifier = plmu.SequenceClassifier(**SMALL).fit(series[:30], labels[:30])
+    classifier.partial_fit(series[30:40], np.array(labels[30:40].tolist(), dtype=object))
+    classifier.set_params(half_life=20).partial_fit(series[40:], labels[40:])
+    weights = np.concatenate([np.full(40, 0.5), 2.0 ** (np.arange(-19, 1) / 20)])
+    sums = classifier._sums
+    assert sums is not None
+    np.testing.assert_allclose(sums.counts.numpy(), np.bincount(labels, weights), rtol=1e-12)

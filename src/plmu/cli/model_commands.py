@@ -212,7 +212,8 @@ def _add_learning(parser: Parser) -> None:
         help="of a forecast: learn from each sample, whose forecasts came before it; the intervals adapt (it does not)",
     )
     parser.add_argument(
-        "--half-life", help="with --learn: age at which what was learned counts half, in steps, or such as 7d (8000)"
+        "--half-life",
+        help="with --learn: age at which what was learned counts half, in steps, or such as 7d (8,000 steps)",
     )
 
 

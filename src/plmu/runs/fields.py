@@ -42,6 +42,8 @@ RANGES: dict[str, Range] = {
         ("noise", "unfreezing", "length_penalty", "adversarial"), (lambda value: 0 <= value < math.inf, "at least 0")
     ),
     "alpha": (lambda value: 0 < value < math.inf, "above 0 and finite"),
+    "half_life": (lambda value: 1 <= value < math.inf, "a number of steps, at least 1"),
+    "level": (lambda value: 0 < value < 1, "a share, above 0 and below 1"),
     "individual": (lambda value: value in (True, False), "True or False"),
     "dropout": DROPPED,
     "memory_dropout": DROPPED,

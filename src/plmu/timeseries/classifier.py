@@ -125,7 +125,7 @@ class SequenceClassifier(SavableClassifier):
                 raise ValueError(f"{name} must be None or a list of numbers above 0, got {value!r}")
         if not isinstance(self.random_state, int | np.integer):
             raise ValueError(f"random_state must be an integer, got {self.random_state!r}")
-        if self.half_life is not None and not _are_positive([self.half_life]):
+        if self.half_life is not None and (self.half_life is True or not _are_positive([self.half_life])):
             raise ValueError(f"half_life must be None or a positive number of examples, got {self.half_life!r}")
 
     def _training_data(self, X: Any, y: Any) -> tuple[list[Array], NDArray[np.int64]]:

@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from plmu.clock import NO_ZONE
+from plmu.errors import DataError
 from plmu.nn.pooled import PooledForecast
 from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.timeseries import series
@@ -36,6 +37,7 @@ from plmu.timeseries.learning import Grown
 from plmu.timeseries.learning_pooled import Key
 from plmu.timeseries.long_frames import LongFrame, library_of
 from plmu.timeseries.partial import Learning, grown, grown_split, last_pieces, tables_of, test_rows
+from plmu.timeseries.plans import with_plans
 from plmu.timeseries.predictions import Ahead, ForecastModel, forecast, found_start
 from plmu.timeseries.public_holidays import country_of, with_holidays
 from plmu.timeseries.scores import (
@@ -269,6 +271,7 @@ class Fitted:
         """
         split = self.series("partial_fit")
         inputs = self.read(X, whole=True, after=last_pieces(split.data.pieces))
+        self._check_named(inputs.pieces)
         pieces, series = grown(split.data.pieces, inputs.pieces, learning.reach(split))
         learning = self._learned(learning, series)
         split = grown_split(split, pieces)
@@ -276,9 +279,10 @@ class Fitted:
         if tables is None:
             split.data.frame = _joined_frames(split.data.frame, inputs.frame)
         else:
-            new_tables = as_list(X, "X", self.covariates)[len(tables) :]
+            new_tables = as_list(X, "X", self.covariates, held=len(tables))[len(tables) :]
             tables = tables_of([*tables, *new_tables], pieces, self.settings.clock)
-        return self.with_learning(learning, split=split, tables=tables, validation_rows=None)
+        several = self.several or len(tables or ()) > 1
+        return self.with_learning(learning, split=split, tables=tables, several=several, validation_rows=None)
 
     def with_test_rows(self, learning: Learning) -> Learning:
         """With the rows that were not fitted, if there are any."""
@@ -317,7 +321,8 @@ class Fitted:
                 raise ValueError(f"X must have the columns {', '.join((*settings.values, *settings.covariates))}")
             placed = X is None or start is not None or data.clock.kind != "rows"
             return Input(_chosen(data.pieces, start, whole), None, placed, frame=data.frame)
-        tables = self.tables if X is None else as_list(X, "X", self.covariates)
+        held = 0 if after is None else len(after)  # any of which may be without new rows
+        tables = self.tables if X is None else self._ordered(as_list(X, "X", self.covariates, held=held), held > 0)
         assert tables is not None
         if not tables:
             raise ValueError("X must be given: there are no rows yet")
@@ -335,6 +340,8 @@ class Fitted:
         data = SeriesData(columns, clock, [], other=True)
         names: dict[int, str] = {}
         if after is not None:
+            if self.tables is None and any(name for name, _ in after):
+                raise ValueError("X must be a file or a data frame that names its series, as that of fit does")
             data.after = {str(source): piece for (_, source), piece in after.items()}
             names = {source: name for name, source in after}
             if len(tables) < len(names):
@@ -343,13 +350,15 @@ class Fitted:
         config = None if self.split is None else self.split.data.config  # of a file that was fitted
         config = None if config is None else replace(config, file=Path("X"))
         for place, table in enumerate(tables):
+            if not len(table.values):
+                continue
             new = table.pieces(place, data, f"X[{place}]" if several else "X", config)
             data.pieces += [replace(piece, name=names.get(place, piece.name)) for piece in new]
         pieces = _chosen(data.pieces, start, whole)
         if X is None:
             pairs = zip(pieces, _chosen(self.series("predict").data.pieces), strict=True)
             return Input([replace(piece, start=same.start) for piece, same in pairs], forms, True, several)
-        note_rows(data, tables, False, config)
+        note_rows(data, [table for table in tables if len(table.values)], False, config)
         for note in data.notes:
             _log.info(note)
         timed = settings.clock.kind != "rows" and all(table.times is not None for table in tables)
@@ -384,23 +393,25 @@ class Fitted:
             if country in (None, country_of(source.columns.covariates)):
                 return source
             return with_holidays(source, str(country))
-        if source is None and future is None:
-            return self.series("predict").data
+        if future is not None:
+            names = (self.settings.id, self.settings.time)
+            future = Path(future) if library_of(future) is None else LongFrame.of(future, names)
+        if source is None:
+            held = self.series("predict").data
+            if not held.pieces:
+                raise ValueError("X must be given: there are no rows yet")
+            return held if future is None else with_plans(held, future)
         frame = source if isinstance(source, LongFrame) else None
-        if source is None or isinstance(source, SeriesData):
-            same = self.series("predict").data if source is None else source
-            config, frame = same.config, same.frame
+        if isinstance(source, SeriesData):
+            config, frame = source.config, source.frame
         else:
             config = None if self.split is None else self.split.data.config
             file = Path("X") if isinstance(source, LongFrame) else source
             config = replace(config or series.SeriesConfig(), file=file, most_rows=0)
         assert config is not None
-        if future is not None:
-            names = (self.settings.id, self.settings.time)
-            future = Path(future) if library_of(future) is None else LongFrame.of(future, names)
         before = None if after is None else {name: piece for (name, _), piece in after.items()}
         data = series.load(config, self.settings.like, future, frame, after=before)
-        for note in data.notes if source is not None else ():
+        for note in data.notes:
             _log.info(note)
         return data
 
@@ -424,6 +435,41 @@ class Fitted:
             raise ValueError(f"X: {NO_ZONE}")
         if zoned and not table.form.zoned and self.tables is not None:
             raise ValueError(f"X: {_WITHOUT_ZONE}")
+
+    def _ordered(self, tables: list[SeriesTable], learned: bool) -> list[SeriesTable]:
+        """Data frames with their columns in the order of those of the fit. A single column may have another name,
+        unless it goes on with what was `learned`.
+
+        Raises:
+            ValueError: the columns have other names than those of a data frame that was fitted.
+        """
+        of_fit = self.tables[0].form.names if self.tables else self.settings.values
+        ordered = []
+        for place, table in enumerate(tables):
+            names = table.form.names
+            if of_fit is None or names is None or names == of_fit:
+                ordered.append(table)
+            elif sorted(names) == sorted(of_fit):
+                values = table.values[:, [names.index(name) for name in of_fit]]
+                ordered.append(replace(table, values=values, form=replace(table.form, names=of_fit)))
+            elif self.tables and len(names) == len(of_fit) and (learned or len(names) > 1):
+                name = "X" if len(tables) == 1 else f"X[{place}]"
+                raise ValueError(f"{name} must have the columns {', '.join(of_fit)}, got {', '.join(names)}")
+            else:
+                ordered.append(table)  # `_check_channels` counts columns
+        return ordered
+
+    def _check_named(self, pieces: Sequence[Piece]) -> None:
+        """Raise DataError where series of files have names and those of the fit have none, or the other way round."""
+        if self.tables is not None or not pieces:
+            return
+        held = {piece.name for piece in self.series("partial_fit").data.pieces}
+        if not held or ("" in held) == any(piece.name == "" for piece in pieces):
+            return
+        column = self.settings.id
+        how = "name" if "" not in held else "not name"
+        by = f" by column {column!r}" if column is not None else ""
+        raise DataError(f"X must {how} its series{by}, as that of fit does")
 
     def _check_channels(self, table: SeriesTable) -> None:
         features = table.values.shape[1] + len(self.covariates)

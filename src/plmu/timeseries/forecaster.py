@@ -502,6 +502,8 @@ class Forecaster(UpdatableForecaster):
         if start is not None:
             return streamed(at_phase(self.model, start))
         pieces = self._fitted.series("stream").data.pieces
+        if not pieces:
+            raise ValueError("give start: there are no rows yet")
         if len({piece.name for piece in pieces}) > 1 or self._fitted.several:
             raise ValueError("give start: the estimator was fitted to several series")
         return stream_after(self.model, pieces[-1], streamed)

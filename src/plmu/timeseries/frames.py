@@ -151,11 +151,15 @@ def is_list_of_series(X: Any) -> bool:
     return isinstance(X, list | tuple) and bool(X) and all(getattr(series, "shape", ()) for series in X)
 
 
-def as_list(X: Any, name: str, covariates: Sequence[str | int] = (), missing: bool = False) -> list[SeriesTable]:
+def as_list(
+    X: Any, name: str, covariates: Sequence[str | int] = (), missing: bool = False, held: int = 0
+) -> list[SeriesTable]:
     """The checked series of X, which is one series or a list of them with equally many channels. `name` is for errors;
-    `covariates` and `missing` are as in `as_table`."""
+    `covariates` and `missing` are as in `as_table`. The first `held` series of several may be without rows, but not all
+    series."""
     if is_list_of_series(X):
-        tables = [as_table(series, f"{name}[{i}]", covariates, missing) for i, series in enumerate(X)]
+        held = held if any(len(series) for series in X) else 0
+        tables = [as_table(series, f"{name}[{i}]", covariates, missing, empty=i < held) for i, series in enumerate(X)]
         widths = sorted({table.values.shape[1] for table in tables})
         if len(widths) > 1:
             raise ValueError(f"all series of {name} must have the same number of channels, got {widths}")
@@ -163,7 +167,9 @@ def as_list(X: Any, name: str, covariates: Sequence[str | int] = (), missing: bo
     return [as_table(X, name, covariates, missing)]
 
 
-def as_table(X: Any, name: str, covariates: Sequence[str | int] = (), missing: bool = False) -> SeriesTable:
+def as_table(
+    X: Any, name: str, covariates: Sequence[str | int] = (), missing: bool = False, empty: bool = False
+) -> SeriesTable:
     """A series from an array (time,) or (time, channels), or from a frame.
 
     Args:
@@ -172,6 +178,7 @@ def as_table(X: Any, name: str, covariates: Sequence[str | int] = (), missing: b
         covariates: the columns of X that are known ahead, by name or number. Rows at the end in which all other columns
             are NaN are ahead of the series.
         missing: whether values of a series without covariates may be NaN.
+        empty: whether X may be without rows.
 
     Raises:
         ValueError: the shape is another, a value is NaN or infinite, or `covariates` are not columns of X, not
@@ -179,6 +186,11 @@ def as_table(X: Any, name: str, covariates: Sequence[str | int] = (), missing: b
     """
     table = _unchecked(X, name)
     form = table.form
+    if empty and not len(table.values):
+        width = table.values.shape[1] - len(covariates)
+        names = None if form.names is None else tuple(name for name in form.names if name not in covariates)
+        ahead = np.empty((0, len(covariates))) if len(covariates) else None
+        return replace(table, values=np.empty((0, width)), form=replace(form, names=names), covariates=ahead)
     if not len(covariates):
         return replace(table, values=_checked(table.values, name, form.names, missing=missing))
     width = table.values.shape[1]

@@ -21,6 +21,8 @@ from plmu.timeseries.ridge import Reader, Sums, feature_scale, solve
 from plmu.timeseries.series import Piece
 from plmu.timeseries.windows import Part, blocks
 
+_LEAST_COUNT = 1e-200  # of windows: nothing beside a new one
+
 
 @dataclass(frozen=True)
 class ReadoutSums:
@@ -59,7 +61,10 @@ class ReadoutSums:
         return feature_scale(self.gram / max(self.count, 1e-300))
 
     def decayed(self, factor: float) -> Self:
-        """The sums, all windows of which count less by this factor."""
+        """The sums, all windows of which count less by this factor; but no less in all than what float64 holds exactly,
+        so that after a gap of many half-lives the readout is that of the rows before, until there are new windows."""
+        if self.count:
+            factor = max(factor, min(1.0, _LEAST_COUNT / self.count))
         return replace(self, gram=self.gram * factor, cross=self.cross * factor, count=self.count * factor)
 
     def added(self, gram: Tensor, cross: Tensor, count: float) -> Self:

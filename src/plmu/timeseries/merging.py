@@ -148,7 +148,7 @@ def _check_apart(
     """Raise ValueError where both have learned the same times of a series."""
     clock, last, other_last = fitted.settings.clock, *({key_of(piece): piece.last for piece in rows}
                                                        for rows in (pieces, others_pieces))  # fmt: skip
-    for key in learning.first.keys() & others.first.keys():
+    for key in (key for key in learning.first if key in others.first):
         spans = (learning.first[key], last[key]), (others.first[key], other_last[key])
         if spans[0][0] <= spans[1][1] and spans[1][0] <= spans[0][1]:
             written = [" to ".join(clock.times(torch.tensor(span).numpy())) for span in spans]

@@ -16,6 +16,7 @@ from plmu.modelfiles.files import Attachment, load_attached, save, save_attached
 from plmu.nn import Sequential
 from plmu.timeseries.labelled_columns import Format
 from plmu.timeseries.learning_classes import ClassSums
+from plmu.timeseries.saved_learning import checked_tensor
 from plmu.timeseries.updatable_classifier import UpdatableClassifier
 
 _NUMBERS = ("n_channels_", "n_features_in_", "alpha_", "loo_accuracy_", "normalize_")
@@ -76,9 +77,11 @@ class SavableClassifier(UpdatableClassifier):
             raise FileFormatError(f"{path} holds no {cls.__name__}")
         try:
             classifier = cls(**content["params"])
-            vars(classifier).update(content["attributes"])
+            attributes = content["attributes"]
+            vars(classifier).update({name: attributes[name] for name in _NUMBERS if name in attributes})
+            classifier.n_channels_, classifier.alpha_ = int(attributes["n_channels_"]), float(attributes["alpha_"])
             classifier._take(model, content, attachment.tensors, empty)
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise FileFormatError(f"{path} has a broken description of what was learned: {error!r}") from None
         return classifier
 
@@ -86,26 +89,31 @@ class SavableClassifier(UpdatableClassifier):
         """Take over what `save` wrote."""
         self.model_ = model.requires_grad_(False).eval()
         self.classes_ = np.array(content["classes"], dtype=content["kind"])
-        self.class_count_ = np.array(content["class_count"])
+        self.class_count_ = np.array(content["class_count"], dtype=np.int64)
+        count, features = model[-1].get_parameter("weight").shape
+        if self.class_count_.shape != (count,) or self.classes_.shape != (count,):
+            raise ValueError(f"the model has {count} classes")
         if content["format"] is not None:
             tuples = ("values", "left_out", "names")
             form = {**content["format"], **{name: tuple(content["format"][name]) for name in tuples}}
             self.format_ = Format(**form)
         self._sharpness, self._examples = float(content["sharpness"]), None
-        sums = ClassSums.zeros(tensors["sums"].shape[1], len(self.classes_), self._factor())
         if empty:
             self.class_count_ = np.zeros_like(self.class_count_)
-        else:
-            sums = ClassSums(
-                tensors["sums"],
-                tensors["counts"],
-                tensors.get("rows"),
-                tensors["labels"],
-                tensors["weights"],
-                tensors.get("gram"),
-                self._factor(),
-            )
-        self._sums = sums
+            self._sums = ClassSums.zeros(features, count, self._factor())
+            return
+        rows, gram, labels = tensors.get("rows"), tensors.get("gram"), tensors["labels"]
+        if (rows is None) == (gram is None) or not ((labels >= 0) & (labels < count)).all():
+            raise ValueError("the sums have neither examples of these classes nor a Gram matrix, or both")
+        self._sums = ClassSums(
+            checked_tensor(tensors["sums"], torch.float64, count, features),
+            checked_tensor(tensors["counts"], torch.float64, count),
+            None if rows is None else checked_tensor(rows, torch.float32, len(labels), features),
+            checked_tensor(labels, torch.int64, None),
+            checked_tensor(tensors["weights"], torch.float64, len(labels)),
+            None if gram is None else checked_tensor(gram, torch.float64, features, features),
+            self._factor(),
+        )
 
     def merge(self, other: SavableClassifier) -> Self:
         """Add what another estimator with the same choices has learned, such as one on another machine that was loaded
@@ -121,6 +129,8 @@ class SavableClassifier(UpdatableClassifier):
             ValueError: something else was chosen, which is named.
         """
         self._check_fitted()
+        if not isinstance(other, SavableClassifier):
+            raise TypeError(f"other must be a SequenceClassifier, got {type(other).__name__}")
         other._check_fitted()
         for (name, value), (_, other_value) in zip(self._choices(), other._choices(), strict=False):
             same = torch.equal(value, other_value) if isinstance(value, Tensor) else value == other_value

@@ -90,10 +90,12 @@ def _unpacked(content: Any, tensors: Tensors, model: ForecastModel, empty: bool)
     if config is not None:
         config = SeriesConfig(**_tuples(config, "values", "covariates", "absent"))
         config.file = Path(content["file"] or "X")
-    pieces = [] if empty else [_read_piece(piece, number, tensors) for number, piece in enumerate(content["pieces"])]
+    described = () if empty else enumerate(content["pieces"])
+    pieces = [_read_piece(piece, number, tensors, len(settings.values)) for number, piece in described]
     data = SeriesData(Columns(**columns), settings.clock, pieces, config=config)
     cuts = [(len(piece), len(piece)) for piece in pieces]
-    split = Split(data, settings, cuts, [0] * len(pieces), tensors["scale"], content["lags"], content["calendar"])
+    scale = checked_tensor(tensors["scale"], torch.float32, len(settings.values))
+    split = Split(data, settings, cuts, [0] * len(pieces), scale, content["lags"], content["calendar"])
     forms, tables = content["forms"], None
     if forms is not None:
         last = sorted({piece.source: piece for piece in pieces}.items())
@@ -104,8 +106,8 @@ def _unpacked(content: Any, tensors: Tensors, model: ForecastModel, empty: bool)
     learning = Learning(
         sums,
         Forgetting(float(content["half_life"]), int(content["latest"])),
-        _read_calibration(content["calibration"], tensors, empty),
-        {} if empty else {(name, source): step for name, source, step in content["first"]},
+        _read_calibration(content["calibration"], tensors, empty, len(settings.values), settings.horizon),
+        {} if empty else {(name, source): int(step) for name, source, step in content["first"]},
     )
     return Fitted(
         model,
@@ -143,13 +145,27 @@ def _piece(piece: Piece, number: int, tensors: Tensors) -> dict[str, Any]:
     return {"name": piece.name, "start": piece.start, "offset": piece.offset, "source": piece.source}
 
 
-def _read_piece(content: Mapping[str, Any], number: int, tensors: Tensors) -> Piece:
+def checked_tensor(tensor: Tensor, dtype: torch.dtype | None, *shape: int | None) -> Tensor:
+    """The tensor; ValueError unless it has this type, or without one is of floating point, and this shape, in which
+    None is any size."""
+    sizes = zip(tensor.shape, shape, strict=False)
+    typed = tensor.is_floating_point() if dtype is None else tensor.dtype == dtype
+    if typed and tensor.ndim == len(shape) and all(wanted in (None, size) for size, wanted in sizes):
+        return tensor
+    raise ValueError(f"a tensor must be {dtype} of shape {shape}, got {tensor.dtype} of shape {tuple(tensor.shape)}")
+
+
+def _read_piece(content: Mapping[str, Any], number: int, tensors: Tensors, channels: int) -> Piece:
     covariates = tensors.get(f"piece.{number}.covariates")
+    values = checked_tensor(tensors[f"piece.{number}.values"], torch.float64, None, channels)
+    measured = checked_tensor(tensors[f"piece.{number}.measured"], torch.bool, *values.shape)
+    if not len(values) or (covariates is not None and len(covariates) < len(values)):
+        raise ValueError(f"piece {number} has too few rows")
     return Piece(
         content["name"],
         int(content["start"]),
-        tensors[f"piece.{number}.values"].numpy(),
-        tensors[f"piece.{number}.measured"].numpy(),
+        values.numpy(),
+        measured.numpy(),
         float(content["offset"]),
         None if covariates is None else covariates.numpy(),
         int(content["source"]),
@@ -169,6 +185,8 @@ def _read_form(content: Mapping[str, Any]) -> Form:
     names, columns = (None if content[name] is None else tuple(content[name]) for name in ("names", "columns"))
     form, times = Form(content["flat"], content["frame"], names, columns, None, content["index"]), content["times"]
     if form.frame is not None:
+        if form.frame not in ("pandas", "polars"):
+            raise ValueError(f"no library of data frames: {form.frame!r}")
         library = import_module(form.frame)
         if times is not None and form.frame == "pandas":
             stamps = library.DatetimeIndex([], tz=times["zone"], name=times["name"])
@@ -188,19 +206,27 @@ def _calibration(calibration: Calibration, tensors: Tensors) -> dict[str, Any]:
     return {**names, "scaling": scaling, "names": calibration.names}
 
 
-def _read_calibration(content: Mapping[str, Any], tensors: Tensors, empty: bool) -> Calibration:
-    scaling = content["scaling"]
+def _read_calibration(
+    content: Mapping[str, Any], tensors: Tensors, empty: bool, channels: int, horizon: int
+) -> Calibration:
+    scaling, floor = content["scaling"], tensors["calibration.floor"]
     unit = Intervals(
         (),
         bool(content["relative"]),
         int(content["lookback"]),
-        tensors["calibration.floor"],
+        checked_tensor(floor, None, channels),
         scaling=None if scaling is None else Scaling(**_tuples(scaling, "powers")),
         nonnegative=tuple(content["nonnegative"]),
     )
-    count = 0 if empty else None
-    errors, series, steps = (tensors[f"calibration.{name}"][:count] for name in ("errors", "series", "steps"))
-    return Calibration(unit, errors, series, steps, () if empty else tuple(content["names"]))
+    names = tuple(content["names"])
+    errors = checked_tensor(tensors["calibration.errors"], torch.float32, None, channels, horizon)
+    series = checked_tensor(tensors["calibration.series"], torch.int64, len(errors))
+    steps = checked_tensor(tensors["calibration.steps"], torch.int64, len(errors))
+    if not ((series >= 0) & (series < len(names))).all():
+        raise ValueError("an error is of a series without a name")
+    if empty:
+        return Calibration(unit, errors[:0], series[:0], steps[:0], ())
+    return Calibration(unit, errors, series, steps, names)
 
 
 def _sums(sums: ReadoutSums, prefix: str, tensors: Tensors) -> dict[str, float]:
@@ -208,8 +234,12 @@ def _sums(sums: ReadoutSums, prefix: str, tensors: Tensors) -> dict[str, float]:
     return {"alpha": sums.alpha, "pull": sums.pull, "count": sums.count}
 
 
-def _read_readout_sums(content: Mapping[str, float], prefix: str, tensors: Tensors, empty: bool) -> ReadoutSums:
-    gram, cross, unit = (tensors[f"{prefix}{name}"] for name in ("gram", "cross", "unit"))
+def _read_readout_sums(
+    content: Mapping[str, float], prefix: str, tensors: Tensors, empty: bool, features: int, horizon: int, units: int
+) -> ReadoutSums:
+    gram = checked_tensor(tensors[f"{prefix}gram"], torch.float64, None, features, features)
+    cross = checked_tensor(tensors[f"{prefix}cross"], torch.float64, len(gram), features, horizon)
+    unit = checked_tensor(tensors[f"{prefix}unit"], None, units)
     alpha, pull, count = (float(content[name]) for name in ("alpha", "pull", "count"))
     if empty:
         gram, cross, count = torch.zeros_like(gram), torch.zeros_like(cross), 0.0
@@ -227,10 +257,12 @@ def _read_window_sums(
     content: Mapping[str, Any], prefix: str, tensors: Tensors, reader: Any, empty: bool, named: bool
 ) -> WindowSums:
     """Without names of series, empty sums have no units of series either: position tells arrays apart."""
-    sums = _read_readout_sums(content, prefix, tensors, empty)
+    sums = _read_readout_sums(content, prefix, tensors, empty, reader.order, reader.horizon, reader.channels)
     names = content["names"] if named or not empty else []
-    sizes = dict(zip(names, tensors[f"{prefix}sizes"], strict=True)) if names else {}
-    return WindowSums(reader, sums, sizes)
+    if not names:
+        return WindowSums(reader, sums)
+    sizes = checked_tensor(tensors[f"{prefix}sizes"], torch.float64, len(names), len(sums.unit))
+    return WindowSums(reader, sums, dict(zip(names, sizes, strict=True)))
 
 
 def _pooled(sums: PooledSums, tensors: Tensors) -> dict[str, Any]:
@@ -259,14 +291,16 @@ def _read_sums(
         reference = PooledMember(member.kind, model.horizon).double().requires_grad_(False)
         reference.load_state_dict(member.state_dict())
         reference.weight.copy_(tensors[f"member.{name}.reference"])
-        members[number] = MemberSums(reference, _read_readout_sums(part, f"member.{name}.", tensors, empty))
+        features, horizon = reference.weight.shape
+        readout_sums = _read_readout_sums(part, f"member.{name}.", tensors, empty, features, horizon, 1)
+        members[number] = MemberSums(reference, readout_sums)
     for name, part in content["maps"].items():
         reader = WindowLinear(model.channels, model.horizon, int(part["lookback"]))
         maps[int(name)] = _read_window_sums(part, f"map.{name}.", tensors, reader, empty, named)
     places: dict[Key, Place] = {}
     units: dict[Key, Tensor] = {}
     if not empty:
-        places = {(name, source): Place(*place) for name, source, *place in content["places"]}
+        places = {(name, source): Place(*map(int, place)) for name, source, *place in content["places"]}
     if named or not empty:
         rows: Sequence[Tensor] = [*tensors["units"]] if content["units"] else []
         units = {(name, source): unit for (name, source), unit in zip(content["units"], rows, strict=True)}

@@ -127,11 +127,7 @@ def read_rows(
         series = [rows for part in packed if part is not None for rows in part.series()]
         notes = [entry for part in processes.gathered(notes) for entry in part]
     if future is not None:
-        if isinstance(future, LongFrame):
-            plans = [_table(future, "future", zone is None)]
-        else:
-            plans = read_tables(future, config.header)
-        ahead = read_future(plans, columns, config, zone)
+        ahead = read_plans(future, columns, config, zone)
         series = [with_future(rows, ahead) for rows in series]
     shown = _shown(notes, len(files), columns) if large is None else large.notes(path, heads[0], notes)
     day_first = config.day_first
@@ -139,6 +135,17 @@ def read_rows(
         day_first = processes.gathered(heads[0].day_first(columns.time))[0]
     frame = None if frame is None else frame.with_rows(heads[0], columns.id)
     return SourceRows(columns, series, shown, zone, day_first, config, frame)
+
+
+def read_plans(
+    future: Path | LongFrame, columns: Columns, config: SeriesConfig, zone: int | None
+) -> dict[str, RawSeries]:
+    """The rows of a file or frame with covariates of the steps ahead, as `read_future` returns them."""
+    if isinstance(future, LongFrame):
+        tables = [_table(future, "future", zone is None)]
+    else:
+        tables = read_tables(future, config.header)
+    return read_future(tables, columns, config, zone)
 
 
 def _heads(files: list[Path], config: SeriesConfig, large: LargeFiles | None) -> list[Table]:

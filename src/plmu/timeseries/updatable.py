@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 
+from plmu.clock import steps_in
 from plmu.errors import FileFormatError
 from plmu.modelfiles.files import Attachment, load_attached, save, save_attached
 from plmu.timeseries.base import Estimator
@@ -38,6 +40,9 @@ class UpdatableForecaster(Estimator):
     def fit_split(self, split: Split) -> Self:
         raise NotImplementedError
 
+    def _check_arguments(self) -> None:
+        raise NotImplementedError
+
     def _split_of(self, fitted: Fitted, data: SeriesData) -> Split:
         raise NotImplementedError
 
@@ -60,14 +65,14 @@ class UpdatableForecaster(Estimator):
 
         New rows are forecast before they are learned, and these errors are added to those that prediction intervals
         rest on. The first call computes the sums of all rows of `fit`; the time of later ones depends on the number of
-        new rows alone.
+        new rows alone. Another `half_life` (`set_params`) holds from the next call on.
 
         >>> forecaster.fit(january).partial_fit(february).predict(level=80)
 
         Args:
-            X: rows that follow those that were learned, as in `fit`: arrays and frames in a list in the same order;
-                in long format and in files series go on by their names. New series may come. A gap is filled as in
-                `fit`, or splits the series. Before `fit` this is `fit`.
+            X: rows that follow those that were learned, as in `fit`: arrays and frames in a list in the same order,
+                without rows where a series has no new ones; in long format and in files series go on by their names.
+                New series may come. A gap is filled as in `fit`, or splits the series. Before `fit` this is `fit`.
             y: not used; for scikit-learn.
             id: as in `fit`, for the first rows.
             time: as in `fit`, for the first rows.
@@ -133,7 +138,7 @@ class UpdatableForecaster(Estimator):
     def load(cls, path: str | os.PathLike[str], *, empty: bool = False) -> Self:
         """The estimator that `save` wrote with `updatable=True`. It forecasts and learns; for `choose`, `evaluate`,
         `score`, `plot`, `backtest` and `cross_validation` it has too few rows. Frames that it returns without X have
-        times to the microsecond.
+        times to the microsecond; for files and frames in long format they are of polars.
 
         Args:
             path: of the file.
@@ -147,15 +152,21 @@ class UpdatableForecaster(Estimator):
         if attachment is None:
             raise FileFormatError(f"{path} holds a model alone: save the estimator with updatable=True")
         content = attachment.content
-        if not isinstance(model, ForecastModel) or content.get("estimator") != cls.__name__:
+        estimator_of = content.get("estimator") if isinstance(content, dict) else None
+        if not isinstance(model, ForecastModel) or estimator_of != cls.__name__:
             raise FileFormatError(f"{path} holds no {cls.__name__}")
-        fitted = unpacked(Attachment(content["learned"], attachment.tensors), model.eval(), empty)
-        estimator = cls(**content["params"])
-        estimator._take(fitted)
-        estimator.validation_ = Summary(content["chosen"])
-        for name, value in content["attributes"].items():
-            kind = object if name == "feature_names_in_" else None
-            setattr(estimator, name, np.array(value, dtype=kind) if isinstance(value, list) else value)
+        try:
+            estimator = cls(**content["params"])
+            estimator._check_arguments()
+            estimator.validation_ = Summary(content["chosen"])
+            for name in _ATTRIBUTES:
+                if (value := content["attributes"].get(name)) is not None:
+                    kind = object if name == "feature_names_in_" else None
+                    setattr(estimator, name, np.array(value, dtype=kind) if isinstance(value, list) else value)
+            learned = Attachment(content["learned"], attachment.tensors)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise FileFormatError(f"{path} has a broken description of the estimator: {error!r}") from None
+        estimator._take(unpacked(learned, model.eval(), empty))
         return estimator
 
     def merge(self, other: UpdatableForecaster) -> Self:
@@ -180,6 +191,8 @@ class UpdatableForecaster(Estimator):
                 times.
         """
         self._check_fitted()
+        if not isinstance(other, UpdatableForecaster):
+            raise TypeError(f"other must be a Forecaster, got {type(other).__name__}")
         other._check_fitted()
         parts = [(each._fitted, each._fitted.with_test_rows(each._learning())) for each in (self, other)]
         self._take(merged(*parts[0], *parts[1]))
@@ -197,9 +210,10 @@ class UpdatableForecaster(Estimator):
 
     def _learning(self) -> Learning:
         """The sums so far: those of `fit` before any other rows."""
-        if self._fitted.learning is not None:
-            return self._fitted.learning
-        self._fitted.series("partial_fit")
+        learning, split = self._fitted.learning, self._fitted.series("partial_fit")
+        if learning is not None:
+            steps = steps_in(self.half_life, split.data.clock)
+            return replace(learning, forgetting=learning.forgetting._replace(half_life=steps))
         if self._fitted.started is None:
             self._fitted.started = Learning.of(self._fitted, self.validation_, self.half_life)
         return self._fitted.started

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from numbers import Number
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,7 +51,8 @@ class UpdatableClassifier(Estimator):
 
         Fitting in pieces gives what one fit to all examples with the same choices gives. What `fit` chose is held:
         normalisation, projections and thresholds, alpha, and the factor that makes scores probabilities; `choose`
-        chooses again. New classes may come. The first call computes the features of all examples of `fit` in float64.
+        chooses again. New classes may come. Another `half_life` (`set_params`) holds from the next call on. The first
+        call computes the features of all examples of `fit` in float64.
 
         >>> classifier.fit(series, labels).partial_fit(new_series, new_labels)
 
@@ -124,7 +127,7 @@ class UpdatableClassifier(Estimator):
             if held is None:
                 raise ValueError("partial_fit needs the examples of fit, and this estimator is of a run's folder")
             self._sums = sums = self._sums_of(*held)
-        return sums
+        return replace(sums, factor=self._factor())
 
     def _sums_of(self, arrays: list[Array], labels: NDArray[np.int64]) -> ClassSums:
         features = self._features_of(arrays)
@@ -167,7 +170,9 @@ class UpdatableClassifier(Estimator):
 
     def _with_new(self, labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The classes with those of other labels, sorted; and the places of the classes so far and of these labels."""
-        numbers = [kind.dtype.kind in "biufc" for kind in (self.classes_, labels)]
+        if absent := [label for label in labels.tolist() if label is None or label != label]:
+            raise ValueError(f"y must have a label for each series, got {absent[0]!r}")
+        numbers = [all(isinstance(label, Number) for label in kind.tolist()) for kind in (self.classes_, labels)]
         if len(labels) and numbers[0] != numbers[1]:
             kinds = ["numbers" if number else "names" for number in numbers]
             raise ValueError(f"y must be {kinds[0]}, as the labels of fit are, got {kinds[1]}: {labels.tolist()[0]!r}")
