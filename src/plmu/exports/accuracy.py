@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from plmu.exports.c_files import TOLERANCE, sequence
-from plmu.exports.evaluate import Evaluator
+from plmu.exports.evaluate import Evaluator, one_thread
 from plmu.exports.program import Program
 from plmu.folded import fold
 
@@ -28,7 +28,7 @@ def int8_error(model: nn.Module, program: Program, samples: Tensor | None, fixed
         raise ValueError(f"samples must have shape {shape}, got {tuple(inputs.shape)}")
     folded, evaluator, state = fold(model), Evaluator(program, int8=True, fixed=fixed), None
     wrong, outputs = 0.0, []
-    with torch.inference_mode():
+    with torch.inference_mode(), one_thread():
         for x in inputs if program.tokens is not None else inputs.to(program.x.dtype):
             y, state = folded.step(x[None], state)
             wrong += float((evaluator.step(x[None]) - y).square().sum())

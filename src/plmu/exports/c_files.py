@@ -13,6 +13,7 @@ from torch import Tensor
 import plmu
 from plmu.exports.c_code import Code, number
 from plmu.exports.c_outputs import SHOWN, Outputs, comment, outputs_of
+from plmu.exports.evaluate import one_thread
 from plmu.exports.program import Fill, Program
 from plmu.exports.rounding import Rounding
 
@@ -197,7 +198,7 @@ def expected_outputs(program: Program, int8: bool, fixed: bool = False) -> tuple
     steps = max(20, min(limits))
     copies, outputs = Rounding(program, int8, fixed), list[Tensor]()
     largest = moved = 0.0
-    with torch.inference_mode():
+    with torch.inference_mode(), one_thread():
         for x in sequence(program, steps):
             output = copies.step(x[None])
             apart = (output[1:] - output[0]).abs().max().item()

@@ -6,7 +6,8 @@ The function of each operation, such as `_scale`, puts its output into `v`, the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,18 @@ from torch import Tensor
 
 from plmu.exports import program as ops
 from plmu.exports.program import TERMS, Operation, Program, Value, fixed_limit, rounded
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread. The products of a step are small: where other programs run, several threads would wait for
+    each other at each of them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Evaluator:

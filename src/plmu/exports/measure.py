@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,13 @@ from torch import nn
 
 import plmu
 from plmu.exports.c_files import FLAGS, c_types
+from plmu.exports.evaluate import one_thread
 from plmu.exports.program import Program
 from plmu.folded.states import leaves
 
 SECONDS = 0.2  # duration of a measurement
 SERIES = 0.002  # seconds of a series of calls, timed together: short, so that some run without interruption
 REPEATS = 7  # series in C, which measure processor time
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def microseconds(step: Callable[[], Any]) -> float:
