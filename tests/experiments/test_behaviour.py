@@ -37,6 +37,8 @@ ENDS = {
     ),
     "season": ((0, 7), (-1, math.nan)),
     "alpha": ((SMALLEST, 1e300), (0.0, -1.0, math.inf, math.nan)),
+    "half_life": ((1, 1.0, 1e300), (0.5, 0, math.inf, math.nan)),
+    "level": ((SMALLEST, 1 - 2**-53), (0.0, 1.0, math.nan)),
     "individual": ((True, False), (2, "yes")),
     "vectors": (("auto", "x"), ("", None)),
     "label_smoothing": ((0.0, 1.0), (-SMALLEST, 1 + 2**-52, math.nan)),

@@ -120,6 +120,7 @@ def test_irregular_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.full
 def test_after_what_is_no_interval_a_sequence_is_nan(tmp_path: Path) -> None:
     """As in the other formats, and nothing before."""
     plmu.export(plmu.TimedDelayLayer(2, 4, 7.0), tmp_path, to="torch")

@@ -158,6 +158,7 @@ def test_a_share_of_normal_samples_that_the_threshold_says_has_alarms() -> None:
         assert (rows_of > 1 - 0.001).mean() < 2 * 0.001, kind
 
 
+@pytest.mark.full
 def test_intervals_contain_their_share_after_a_shift() -> None:
     values = stream(3000)
     values[1500:] += 5

@@ -164,6 +164,7 @@ def test_the_forecast_is_that_of_the_model_plus_the_trusted_correction() -> None
     within(float((out[:, -1].unflatten(-1, (5, 2)) - expected).detach().abs().max()), 1e3 * EPS)
 
 
+@pytest.mark.full
 def test_learning_follows_a_change() -> None:
     """After the season's amplitude and its phase have changed, errors are smaller than those of the model."""
     rng = np.random.default_rng(4)
@@ -181,6 +182,7 @@ def test_learning_follows_a_change() -> None:
     assert errors[0] < 0.7 * errors[1]
 
 
+@pytest.mark.full
 def test_it_does_not_lose_to_the_model_by_learning_noise() -> None:
     """Of a random walk the last value is the best forecast: with hardly any prior the correction is noise, and is not
     trusted."""
@@ -351,7 +353,7 @@ def scenario(kind: str, steps: int, rng: np.random.Generator) -> np.ndarray:
     return values + noise
 
 
-@pytest.mark.parametrize("horizon", [1, 8])
+@pytest.mark.parametrize("horizon", [pytest.param(1, marks=pytest.mark.full), 8])
 def test_intervals_cover_what_they_say_through_changes(horizon: int) -> None:
     """Within a point of 80 and 95 %, over streams with level shifts, changes of trend and of variance."""
     rng, steps, batch, kinds = np.random.default_rng(7), 4000, 4, ("none", "level", "trend", "variance", "all")
