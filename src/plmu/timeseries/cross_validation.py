@@ -11,11 +11,10 @@ from torch import Tensor
 
 from plmu.timeseries.forecast_tables import long_table, time_column
 from plmu.timeseries.frames import Form
-from plmu.timeseries.series import Numbers, Piece, SeriesData
+from plmu.timeseries.series import Key, Numbers, Piece, SeriesData
 from plmu.timeseries.split import Settings
 
 CUTOFF, FORECAST = "cutoff", "forecast"  # names of columns
-_Series = tuple[str, int]  # the name and the source of a series
 
 
 class Tested(NamedTuple):
@@ -29,15 +28,10 @@ def before(data: SeriesData, back: int, horizon: int) -> SeriesData:
     """The rows of each series up to a cutoff, so many steps before its last row; covariates are known `horizon` steps
     ahead. Values that were filled from later ones are the last value that was measured. Series without a row at their
     cutoff are left out."""
-    ends = {_key(piece): piece.last - back for piece in data.pieces}  # by the last piece of each
-    cut = [_until(piece, ends[_key(piece)], horizon) for piece in data.pieces if piece.start <= ends[_key(piece)]]
-    there = {_key(piece) for piece in cut if piece.last == ends[_key(piece)]}
-    return replace(data, pieces=[piece for piece in cut if _key(piece) in there])
-
-
-def last_pieces(data: SeriesData) -> list[Piece]:
-    """The last piece of each series."""
-    return list({_key(piece): piece for piece in data.pieces}.values())
+    ends = {piece.key: piece.last - back for piece in data.pieces}  # by the last piece of each
+    cut = [_until(piece, ends[piece.key], horizon) for piece in data.pieces if piece.start <= ends[piece.key]]
+    there = {piece.key for piece in cut if piece.last == ends[piece.key]}
+    return replace(data, pieces=[piece for piece in cut if piece.key in there])
 
 
 def tested_table(data: SeriesData, settings: Settings, tests: Sequence[Tested], horizon: int, form: Form | None) -> Any:
@@ -50,18 +44,18 @@ def tested_table(data: SeriesData, settings: Settings, tests: Sequence[Tested], 
         horizon: steps ahead.
         form: of the arrays or wide frames that the series are from; None for a file or a frame in long format.
     """
-    places: dict[_Series, list[tuple[int, int]]] = {}  # of each series: its cutoffs, and its place there
+    places: dict[Key, list[tuple[int, int]]] = {}  # of each series: its cutoffs, and its place there
     for number, test in enumerate(tests):
         for place, piece in enumerate(test.pieces):
-            places.setdefault(_key(piece), []).append((number, place))
-    order = [pair for key in dict.fromkeys(map(_key, data.pieces)) for pair in places.get(key, ())]
+            places.setdefault(piece.key, []).append((number, place))
+    order = [pair for key in dict.fromkeys(piece.key for piece in data.pieces) for pair in places.get(key, ())]
     pieces = [tests[number].pieces[place] for number, place in order]
-    values: dict[_Series, list[Piece]] = {}
+    values: dict[Key, list[Piece]] = {}
     for piece in data.pieces:
-        values.setdefault(_key(piece), []).append(piece)
+        values.setdefault(piece.key, []).append(piece)
     rows = [(piece, piece.last + np.arange(1, 1 + horizon)) for piece in pieces]
     cutoffs = [(piece, np.full(horizon, piece.last)) for piece in pieces]
-    measured = np.concatenate([_measured(values[_key(piece)], steps) for piece, steps in rows])
+    measured = np.concatenate([_measured(values[piece.key], steps) for piece, steps in rows])
     time, alone = time_column(settings), len(settings.values) == 1 and settings.values != (FORECAST,)
     columns: dict[str, Any] = {}
     for channel, name in enumerate(settings.values):
@@ -75,10 +69,6 @@ def tested_table(data: SeriesData, settings: Settings, tests: Sequence[Tested], 
 
         frame = frame.with_columns(polars.col(settings.values).fill_nan(None))
     return frame
-
-
-def _key(piece: Piece) -> _Series:
-    return piece.name, piece.source
 
 
 def _until(piece: Piece, last: int, horizon: int) -> Piece:

@@ -34,9 +34,8 @@ from plmu.timeseries.frames import (
 )
 from plmu.timeseries.intervals import Intervals, Unseen, unseen_errors
 from plmu.timeseries.learning import Grown
-from plmu.timeseries.learning_pooled import Key
 from plmu.timeseries.long_frames import LongFrame, library_of
-from plmu.timeseries.partial import Learning, grown, grown_split, last_pieces, tables_of, test_rows
+from plmu.timeseries.partial import Learning, grown, grown_split, tables_of, test_rows
 from plmu.timeseries.plans import with_plans
 from plmu.timeseries.predictions import Ahead, ForecastModel, forecast, found_start
 from plmu.timeseries.public_holidays import country_of, with_holidays
@@ -49,7 +48,7 @@ from plmu.timeseries.scores import (
     score,
     variance,
 )
-from plmu.timeseries.series import Piece, SeriesData
+from plmu.timeseries.series import Key, Piece, SeriesData, last_pieces
 from plmu.timeseries.series_scores import SeriesUnits
 from plmu.timeseries.split import Settings, Split
 from plmu.timeseries.windows import Method, Windows

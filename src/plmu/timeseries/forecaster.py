@@ -19,7 +19,7 @@ from plmu.runs.learning import LEVELS
 from plmu.runtime.stream import Stream
 from plmu.timeseries.choosing import fit
 from plmu.timeseries.comparing import Options
-from plmu.timeseries.cross_validation import Tested, before, last_pieces, tested_table
+from plmu.timeseries.cross_validation import Tested, before, tested_table
 from plmu.timeseries.fitted import Fitted
 from plmu.timeseries.frames import as_list, is_list_of_series
 from plmu.timeseries.learning_stream import LearningStream, learning_model
@@ -27,7 +27,7 @@ from plmu.timeseries.long_frames import is_long, library_of
 from plmu.timeseries.predictions import ForecastModel, at_phase, level_of, stream_after
 from plmu.timeseries.public_holidays import column_of, country_of, with_holidays
 from plmu.timeseries.season import CALENDARS
-from plmu.timeseries.series import SeriesConfig, SeriesData, read_series
+from plmu.timeseries.series import SeriesConfig, SeriesData, last_pieces, read_series
 from plmu.timeseries.split import Settings, Split, Wanted
 from plmu.timeseries.updatable import UpdatableForecaster
 
@@ -441,7 +441,7 @@ class Forecaster(UpdatableForecaster):
                     raise ValueError(
                         f"cutoff {number + 1} of {windows}, {back} steps before the end: {error}"
                     ) from None
-            pieces = last_pieces(past)
+            pieces = [*last_pieces(past.pieces).values()]
             intervals = None if levels is None else model.intervals(levels, horizon)
             ahead = model.forecast(pieces, True, horizon, intervals)
             tests.append(Tested(pieces, ahead.lines(intervals)))

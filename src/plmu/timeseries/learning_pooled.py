@@ -24,14 +24,8 @@ from plmu.timeseries.pooled import FITTED
 from plmu.timeseries.pooled_members import LEAST, Candidates
 from plmu.timeseries.pooled_readouts import regression, row_weights
 from plmu.timeseries.pooled_windows import BLOCK, Panel, Places, Windows, fitting_places, fitting_stride
-from plmu.timeseries.series import Piece
+from plmu.timeseries.series import Key, Piece
 from plmu.timeseries.window_linear import WindowLinear
-
-Key = tuple[str, int]  # a series: its name, and the number of the array that it is of
-
-
-def key_of(piece: Piece) -> Key:
-    return piece.name, piece.source
 
 
 class Place(NamedTuple):
@@ -122,13 +116,13 @@ class PooledSums:
             ends = taken.ends[taken.series == number]
             apart = int(ends[0] - ends[1]) if len(ends) > 1 else fitting_stride(self._seasons, horizon)
             first = int(ends.min()) if len(ends) else max(LEAST, len(piece) - horizon + 1)
-            begin = places.get(key_of(piece), Place(piece.start + first - 1, apart)).following  # of its first piece
-            places[key_of(piece)] = Place(begin, apart)
+            begin = places.get(piece.key, Place(piece.start + first - 1, apart)).following  # of its first piece
+            places[piece.key] = Place(begin, apart)
             level = torch.from_numpy(abs(piece.values).mean(axis=0))
             ratios.append(units[number] / level.clamp(min=1e-30))
         usual = torch.cat(ratios)
         usual = usual[usual > 0]
-        by_key = {key_of(piece): unit for piece, unit in zip(series, units, strict=True)}
+        by_key = {piece.key: unit for piece, unit in zip(series, units, strict=True)}
         return replace(self, units=by_key, usual=float(usual.median()) if len(usual) else 1.0, places=places)
 
     @property
@@ -162,10 +156,10 @@ class PooledSums:
         pieces, taken, ends = [], [], []
         for number, grown in enumerate(series):
             piece, horizon = grown.piece, self.model.horizon
-            following, apart = places.get(key_of(piece), Place(piece.start, fitting_stride(self._seasons, horizon)))
+            following, apart = places.get(piece.key, Place(piece.start, fitting_stride(self._seasons, horizon)))
             following = max(following, piece.start + LEAST - 1)
             steps = torch.arange(following, max(following, piece.last - horizon + 1), apart)
-            places[key_of(piece)] = Place(following + apart * len(steps), apart)
+            places[piece.key] = Place(following + apart * len(steps), apart)
             pieces.append(piece)
             taken.append(torch.full((len(steps),), number))
             ends.append(steps + 1 - piece.start)
@@ -188,7 +182,7 @@ class PooledSums:
         columns = [torch.from_numpy(piece.values[:, channel]) for piece in chosen for channel in range(channels)]
         lengths = torch.tensor([len(column) for column in columns])
         unknown = torch.full((channels,), torch.nan, dtype=torch.float64)
-        unit = torch.cat([self.units.get(key_of(piece), unknown) for piece in chosen])
+        unit = torch.cat([self.units.get(piece.key, unknown) for piece in chosen])
         panel = Panel(torch.cat(columns).double(), lengths.cumsum(0) - lengths, lengths, unit, torch.float64)
         each = Places(
             (series[:, None] * channels + torch.arange(channels)).flatten(), places.ends.repeat_interleave(channels)

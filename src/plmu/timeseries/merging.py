@@ -13,9 +13,9 @@ from torch import Tensor
 from plmu.timeseries.calibration import Calibration
 from plmu.timeseries.fitted import Fitted
 from plmu.timeseries.learning import ReadoutSums, WindowSums
-from plmu.timeseries.learning_pooled import Key, PooledSums, key_of
+from plmu.timeseries.learning_pooled import PooledSums
 from plmu.timeseries.partial import Learning
-from plmu.timeseries.series import Piece
+from plmu.timeseries.series import Key, Piece
 
 
 def merged(fitted: Fitted, learning: Learning, other: Fitted, others: Learning) -> Fitted:
@@ -48,10 +48,10 @@ def merged(fitted: Fitted, learning: Learning, other: Fitted, others: Learning) 
         *((len(piece), len(piece)) for piece in pieces),
     ]
     rows = [*split.validation_rows, *(0 for _ in pieces)]
-    places = {key_of(piece): place for place, piece in reversed([*enumerate([*split.data.pieces, *pieces])])}
+    places = {piece.key: place for place, piece in reversed([*enumerate([*split.data.pieces, *pieces])])}
     ordered = sorted(
         zip([*split.data.pieces, *pieces], cuts, rows, strict=True),
-        key=lambda part: (places[key_of(part[0])], part[0].start),
+        key=lambda part: (places[part[0].key], part[0].start),
     )
     data = replace(split.data, pieces=[piece for piece, _, _ in ordered])
     frame, added_frame = split.data.frame, added.data.frame
@@ -119,7 +119,8 @@ def _same(value: Any, other: Any) -> bool:
 
 def _after(count: int, learning: Learning, pieces: list[Piece]) -> tuple[Learning, list[Piece]]:
     """What was learned of arrays and wide frames, with `count` others before them."""
-    names = {name: str(source + count) if name == str(source) else name for name, source in map(key_of, pieces)}
+    keys = (piece.key for piece in pieces)
+    names = {name: str(source + count) if name == str(source) else name for name, source in keys}
 
     def moved(key: Key) -> Key:
         return names.get(key[0], key[0]), key[1] + count
@@ -146,7 +147,7 @@ def _check_apart(
     fitted: Fitted, learning: Learning, others: Learning, pieces: list[Piece], others_pieces: list[Piece]
 ) -> None:
     """Raise ValueError where both have learned the same times of a series."""
-    clock, last, other_last = fitted.settings.clock, *({key_of(piece): piece.last for piece in rows}
+    clock, last, other_last = fitted.settings.clock, *({piece.key: piece.last for piece in rows}
                                                        for rows in (pieces, others_pieces))  # fmt: skip
     for key in (key for key in learning.first if key in others.first):
         spans = (learning.first[key], last[key]), (others.first[key], other_last[key])

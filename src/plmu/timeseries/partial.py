@@ -16,10 +16,10 @@ from plmu.timeseries.calibration import Calibration
 from plmu.timeseries.choosing import fitted_pieces, units_of
 from plmu.timeseries.frames import SeriesTable
 from plmu.timeseries.learning import Forgetting, Grown, ReadoutSums, WindowSums
-from plmu.timeseries.learning_pooled import Key, PooledSums, key_of
+from plmu.timeseries.learning_pooled import PooledSums
 from plmu.timeseries.predictions import ForecastModel, with_options
 from plmu.timeseries.scores import model_method
-from plmu.timeseries.series import Piece
+from plmu.timeseries.series import Key, Piece
 from plmu.timeseries.split import Split
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Learning:
         sums = sums.learned([Grown(piece, len(piece)) for piece in pieces], forgetting)
         first: dict[Key, int] = {}
         for piece in pieces:
-            first.setdefault(key_of(piece), piece.start)
+            first.setdefault(piece.key, piece.start)
         return cls(sums, forgetting, Calibration.of(split, *fitted.errors), first)
 
     def reach(self, split: Split) -> int:
@@ -74,7 +74,7 @@ class Learning:
         latest = max([self.forgetting.latest, *(grown.piece.last for grown in series)])
         forgetting = self.forgetting._replace(latest=latest)
         sums = self.sums.decayed(self.forgetting.factor(latest)).learned(series, forgetting)
-        first = {key_of(grown.piece): grown.first for grown in reversed(series)} | dict(self.first)
+        first = {grown.piece.key: grown.first for grown in reversed(series)} | dict(self.first)
         return Learning(sums, forgetting, self.calibration.learned(model_method(model), series, split), first)
 
     @property
@@ -119,11 +119,6 @@ def test_rows(split: Split) -> list[Grown]:
     ]
 
 
-def last_pieces(pieces: Sequence[Piece]) -> dict[Key, Piece]:
-    """The last piece of each series."""
-    return {key_of(piece): piece for piece in pieces}
-
-
 def grown(held: Sequence[Piece], new: Sequence[Piece], reach: int) -> tuple[list[Piece], list[Grown]]:
     """The pieces of all rows, of which the latest are held; and the new rows with those that their windows need.
 
@@ -133,12 +128,12 @@ def grown(held: Sequence[Piece], new: Sequence[Piece], reach: int) -> tuple[list
         reach: rows before new ones that are needed.
     """
     pieces = list(held)
-    places = {key_of(piece): place for place, piece in enumerate(pieces)}
+    places = {piece.key: place for place, piece in enumerate(pieces)}
     series = []
     for piece in new:
-        place = places.get(key_of(piece))
+        place = places.get(piece.key)
         if place is None or pieces[place].last + 1 != piece.start:
-            places[key_of(piece)] = len(pieces)
+            places[piece.key] = len(pieces)
             pieces.append(piece.since(max(0, len(piece) - HELD_ROWS)))
             series.append(Grown(piece, len(piece)))
             continue

@@ -10,7 +10,7 @@ import numpy as np
 from plmu.errors import DataError
 from plmu.timeseries.long_frames import LongFrame
 from plmu.timeseries.public_holidays import country_of, with_holidays
-from plmu.timeseries.series import Piece, SeriesConfig, SeriesData, last_row, pieces_of
+from plmu.timeseries.series import Piece, SeriesConfig, SeriesData, last_pieces, last_row, pieces_of
 from plmu.timeseries.source_rows import read_plans
 from plmu.timeseries.table_rows import RawSeries
 
@@ -23,7 +23,7 @@ def with_plans(data: SeriesData, future: Path | LongFrame) -> SeriesData:
     """
     assert data.config is not None
     clock, country = data.clock, country_of(data.columns.covariates)
-    columns, pieces = data.columns, [*{(piece.name, piece.source): piece for piece in data.pieces}.values()]
+    columns, pieces = data.columns, [*last_pieces(data.pieces).values()]
     if country is not None:
         columns = replace(columns, covariates=columns.covariates[:-1])
         pieces = [replace(piece, covariates=_without_last(piece)) for piece in pieces]

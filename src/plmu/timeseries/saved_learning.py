@@ -25,10 +25,10 @@ from plmu.timeseries.fitted import Fitted
 from plmu.timeseries.frames import Form, SeriesTable
 from plmu.timeseries.intervals import Intervals
 from plmu.timeseries.learning import Forgetting, ReadoutSums, WindowSums
-from plmu.timeseries.learning_pooled import Key, MemberSums, Place, PooledSums, key_of
+from plmu.timeseries.learning_pooled import MemberSums, Place, PooledSums
 from plmu.timeseries.partial import Learning, tables_of
 from plmu.timeseries.predictions import ForecastModel
-from plmu.timeseries.series import Piece, SeriesConfig, SeriesData
+from plmu.timeseries.series import Key, Piece, SeriesConfig, SeriesData, last_pieces
 from plmu.timeseries.split import Settings, Split
 from plmu.timeseries.window_linear import WindowLinear
 
@@ -38,9 +38,8 @@ Tensors = dict[str, Tensor]
 def packed(fitted: Fitted, learning: Learning) -> Attachment:
     """What was learned, with the last rows of each series."""
     split, tensors = fitted.series("partial_fit"), {}  # type: tuple[Split, Tensors]
-    last = {key_of(piece): piece for piece in split.data.pieces}
     reach = learning.reach(split)
-    tails = [piece.since(max(0, len(piece) - reach)) for piece in last.values()]
+    tails = [piece.since(max(0, len(piece) - reach)) for piece in last_pieces(split.data.pieces).values()]
     config, data = split.data.config, split.data
     content = {
         "settings": dataclasses.asdict(split.settings),

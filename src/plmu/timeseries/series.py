@@ -92,6 +92,9 @@ class SeriesConfig(DataConfig):
         return "joined linearly" if self.missing == "linear" else "filled with the last value"
 
 
+Key = tuple[str, int]  # of a series: its name, and the number of the array that it is of
+
+
 @dataclass(frozen=True)
 class Piece:
     """Rows of one series at consecutive steps, gaps filled. A series that is split at long gaps has several pieces."""
@@ -106,6 +109,11 @@ class Piece:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def key(self) -> Key:
+        """Of the series."""
+        return self.name, self.source
 
     @property
     def last(self) -> int:
@@ -128,6 +136,11 @@ class Piece:
         if self.covariates is None or len(self.covariates) <= len(self) + horizon:
             return self
         return replace(self, covariates=self.covariates[: len(self) + horizon])
+
+
+def last_pieces(pieces: Sequence[Piece]) -> dict[Key, Piece]:
+    """The last piece of each series."""
+    return {piece.key: piece for piece in pieces}
 
 
 @dataclass
