@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from plmu.errors import FileFormatError
-from plmu.modelfiles.files import Attachment, load_attached, save, save_attached
+from plmu.modelfiles.files import Attachment, save, save_attached
 from plmu.nn import Sequential
 from plmu.timeseries.labelled_columns import Format
 from plmu.timeseries.learning_classes import ClassSums
-from plmu.timeseries.saved_learning import checked_tensor
+from plmu.timeseries.saved_learning import checked_tensor, read_saved
 from plmu.timeseries.updatable_classifier import UpdatableClassifier
 
 _NUMBERS = ("n_channels_", "n_features_in_", "alpha_", "loo_accuracy_", "normalize_")
@@ -69,12 +69,8 @@ class SavableClassifier(UpdatableClassifier):
         Raises:
             FileFormatError: the file is broken, or was saved without `updatable=True`.
         """
-        model, attachment = load_attached(path)
-        if attachment is None:
-            raise FileFormatError(f"{path} holds a model alone: save the estimator with updatable=True")
+        model, attachment = read_saved(path, cls, Sequential)
         content = attachment.content
-        if not isinstance(model, Sequential) or content.get("estimator") != cls.__name__:
-            raise FileFormatError(f"{path} holds no {cls.__name__}")
         try:
             classifier = cls(**content["params"])
             attributes = content["attributes"]

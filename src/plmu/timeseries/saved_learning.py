@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from plmu.clock import Clock
 from plmu.errors import FileFormatError
-from plmu.modelfiles.files import Attachment
+from plmu.modelfiles.files import Attachment, load_attached
 from plmu.nn.pooled import PooledForecast, PooledMember
 from plmu.runs.intervals import Scaling
 from plmu.timeseries.calibration import Calibration
@@ -33,6 +34,26 @@ from plmu.timeseries.split import Settings, Split
 from plmu.timeseries.window_linear import WindowLinear
 
 Tensors = dict[str, Tensor]
+
+
+def read_saved(path: str | os.PathLike[str], estimator: type, model: Any) -> tuple[Any, Attachment]:
+    """The model of an estimator that was saved with `updatable=True`, and what is beside it: a dictionary.
+
+    Args:
+        path: of the file.
+        estimator: its class.
+        model: the class of its model, or several.
+
+    Raises:
+        FileFormatError: the file is broken, or of something else.
+    """
+    loaded, attachment = load_attached(path)
+    if attachment is None:
+        raise FileFormatError(f"{path} holds a model alone: save the estimator with updatable=True")
+    content = attachment.content if isinstance(attachment.content, dict) else {}
+    if not isinstance(loaded, model) or content.get("estimator") != estimator.__name__:
+        raise FileFormatError(f"{path} holds no {estimator.__name__}")
+    return loaded, attachment
 
 
 def packed(fitted: Fitted, learning: Learning) -> Attachment:

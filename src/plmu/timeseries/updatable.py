@@ -11,7 +11,7 @@ import numpy as np
 
 from plmu.clock import steps_in
 from plmu.errors import FileFormatError
-from plmu.modelfiles.files import Attachment, load_attached, save, save_attached
+from plmu.modelfiles.files import Attachment, save, save_attached
 from plmu.timeseries.base import Estimator
 from plmu.timeseries.comparing import Summary
 from plmu.timeseries.fitted import Fitted
@@ -19,7 +19,7 @@ from plmu.timeseries.learning import ReadoutSums, WindowSums
 from plmu.timeseries.merging import merged
 from plmu.timeseries.partial import Learning
 from plmu.timeseries.predictions import ForecastModel
-from plmu.timeseries.saved_learning import as_json, packed, unpacked
+from plmu.timeseries.saved_learning import as_json, packed, read_saved, unpacked
 from plmu.timeseries.series import SeriesData
 from plmu.timeseries.split import Split
 
@@ -148,13 +148,8 @@ class UpdatableForecaster(Estimator):
         Raises:
             FileFormatError: the file is broken, or was saved without `updatable=True`.
         """
-        model, attachment = load_attached(path)
-        if attachment is None:
-            raise FileFormatError(f"{path} holds a model alone: save the estimator with updatable=True")
+        model, attachment = read_saved(path, cls, ForecastModel)
         content = attachment.content
-        estimator_of = content.get("estimator") if isinstance(content, dict) else None
-        if not isinstance(model, ForecastModel) or estimator_of != cls.__name__:
-            raise FileFormatError(f"{path} holds no {cls.__name__}")
         try:
             estimator = cls(**content["params"])
             estimator._check_arguments()
